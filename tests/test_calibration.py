@@ -19,12 +19,18 @@ import tfp_ibnn as ibnn
 from tfp_ibnn.__main__ import main
 from tfp_ibnn.calibration import examples, run, trials
 from tfp_ibnn.calibration.examples import Examples, Training, Validation, folds_of, prepare
-from tfp_ibnn.calibration.outputs import Classes, Numbers, ece_floor, output_of
 from tfp_ibnn.calibration.report import Candidate, Report, choose
+from tfp_ibnn.likelihoods import Categorical, Gaussian, Labels, Point
+from tfp_ibnn.likelihoods.infer import likelihood_for_calibration
+from tfp_ibnn.metrics.calibration import ece_floor
 
 layers = keras.layers
 TENSORFLOW = keras.backend.backend() == "tensorflow"
 LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def classes(width, from_logits):
+    return Categorical(from_logits, width, one_hot=False)
 
 
 def digits():
@@ -141,9 +147,9 @@ def test_temperature_is_that_of_an_independent_fit(report, overfitted):
 
 def test_few_right_answers_do_not_make_a_model_certain():
     p = np.tile([[[0.9, 0.1]]], (80, 1, 1))
-    found = Classes(2, from_logits=False).fit(p, np.zeros(80, int))
+    found = classes(2, from_logits=False).fit(p, np.zeros(80, int))
     assert 0.3 < found < 0.9
-    many = Classes(2, from_logits=False).fit(np.tile(p, (100, 1, 1)), np.zeros(8000, int))
+    many = classes(2, from_logits=False).fit(np.tile(p, (100, 1, 1)), np.zeros(8000, int))
     assert many < 0.3
 
 
@@ -294,7 +300,7 @@ def test_temperature_minimises_the_nll_of_averaged_draws():
     logits = 3 * rng.normal(size=(500, 6, 4)).astype("float32")
     y = softmax(logits.mean(axis=1) / 2, axis=1).cumsum(axis=1)
     y = np.sum(rng.random((500, 1)) > y[:, :-1], axis=1)
-    output = Classes(4, from_logits=True)
+    output = classes(4, from_logits=True)
     found = output.fit(logits, y)
     grid = np.exp(np.linspace(-1, 2, 301))
     nll = []
@@ -307,7 +313,7 @@ def test_temperature_minimises_the_nll_of_averaged_draws():
     assert abs(found / output.fit(logits.mean(axis=1, keepdims=True), y) - 1) > 0.05
     # Probabilities say the same as logits.
     p = softmax(logits, axis=-1)
-    assert Classes(4, from_logits=False).fit(p, y) == pytest.approx(found, rel=2e-3)
+    assert classes(4, from_logits=False).fit(p, y) == pytest.approx(found, rel=2e-3)
 
 
 def test_one_output_is_two_classes():
@@ -315,11 +321,11 @@ def test_one_output_is_two_classes():
     z = 3 * rng.normal(size=(300, 5, 1)).astype("float32")
     y = (rng.random(300) < ndtr(z.mean(axis=(1, 2)) / 2)).astype(int)
     both = np.concatenate([np.zeros_like(z), z], axis=-1)
-    one, two = Classes(1, from_logits=True), Classes(2, from_logits=True)
+    one, two = Labels(True, width=1), classes(2, from_logits=True)
     assert one.fit(z, y) == pytest.approx(two.fit(both, y))
     np.testing.assert_allclose(one.predict(z, 2.0), two.predict(both, 2.0), atol=1e-6)
     p = 1 / (1 + np.exp(-z))
-    answer = Classes(1, from_logits=False).predict(p, 2.0)
+    answer = Labels(False, width=1).predict(p, 2.0)
     np.testing.assert_allclose(answer, one.predict(z, 2.0), atol=1e-4)
 
 
@@ -330,7 +336,7 @@ def gaussian_raw(rng, draws=1):
 def test_scale_of_a_point_prediction_is_the_root_mean_squared_error():
     raw, y = gaussian_raw(np.random.default_rng(0))
     expected = np.sqrt(np.mean((y - raw[:, 0]) ** 2, axis=0))
-    np.testing.assert_allclose(Numbers(2, has_scales=False).fit(raw, y), expected, rtol=1e-4)
+    np.testing.assert_allclose(Point(2).fit(raw, y), expected, rtol=1e-4)
 
 
 def test_factor_of_predicted_scales_is_the_root_mean_squared_z():
@@ -338,7 +344,7 @@ def test_factor_of_predicted_scales_is_the_root_mean_squared_z():
     loc, y = gaussian_raw(rng)
     scale = np.exp(0.3 * rng.normal(size=loc.shape)).astype("float32")
     expected = np.sqrt(np.mean(((y - loc[:, 0]) / scale[:, 0]) ** 2))
-    found = Numbers(4, has_scales=True).fit(np.concatenate([loc, scale], axis=-1), y)
+    found = Gaussian(4).fit(np.concatenate([loc, scale], axis=-1), y)
     assert found == pytest.approx(expected, rel=1e-4)
 
 
@@ -346,15 +352,15 @@ def test_scale_leaves_the_spread_of_the_draws_out():
     rng = np.random.default_rng(0)
     raw = rng.normal(size=(4000, 50, 1)).astype("float32")
     y = math.sqrt(1 + 2.0**2) * rng.normal(size=(4000, 1))
-    assert Numbers(1, has_scales=False).fit(raw, y)[0] == pytest.approx(2.0, rel=0.05)
+    assert Point(1).fit(raw, y)[0] == pytest.approx(2.0, rel=0.05)
 
 
 def test_scores_of_a_regression():
     rng = np.random.default_rng(0)
-    output = Numbers(1, has_scales=False)
+    output = Point(1)
     loc, scale, y = 0.3, 1.7, -0.9
     prediction = np.array([[[loc], [scale**2]]])
-    scores = output.scores(prediction, np.array([[y]]), 0)
+    scores = output.evidence(prediction, np.array([[y]]), 0)
     below = quad(lambda t: ndtr((t - loc) / scale) ** 2, -40, y)[0]
     above = quad(lambda t: (1 - ndtr((t - loc) / scale)) ** 2, y, 40)[0]
     assert scores["CRPS"] == pytest.approx(below + above, rel=1e-6)
@@ -362,7 +368,7 @@ def test_scores_of_a_regression():
     nll = 0.5 * ((y - loc) / scale) ** 2 + math.log(scale * math.sqrt(2 * math.pi))
     assert scores["NLL"] == pytest.approx(nll)
     y = loc + scale * rng.normal(size=(20000, 1))
-    covered = output.scores(np.tile(prediction, (20000, 1, 1)), y, 0)["90 % coverage"]
+    covered = output.evidence(np.tile(prediction, (20000, 1, 1)), y, 0)["90 % coverage"]
     assert covered == pytest.approx(0.9, abs=0.01)
 
 
@@ -384,7 +390,7 @@ def test_cross_fit_below_a_thousand(count):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(count, 1)), rng.integers(0, 3, count)
     model = mlp(outputs=3, features=1)
-    training, validation = prepare((x, y), (x, y), model, Classes(3, False), None, 0)
+    training, validation = prepare((x, y), (x, y), model, classes(3, from_logits=False), None, 0)
     assert training.size == count
     if count < 1000:
         assert len(validation.fit.y) == len(validation.score.y) == 999
@@ -399,7 +405,9 @@ def test_large_samples_are_thinned_evenly(monkeypatch):
     monkeypatch.setattr(examples, "WATCHED", 300)
     y = np.repeat([0, 1], [1500, 500])
     both = np.arange(2000.0)[:, None], y
-    fit = prepare(both, both, mlp(outputs=2, features=1), Classes(2, True), None, 0)[1].fit
+    fit = prepare(both, both, mlp(outputs=2, features=1), classes(2, from_logits=True), None, 0)[
+        1
+    ].fit
     assert len(fit.y) == 250
     assert 187 <= np.sum(fit.y == 0) <= 188
 
@@ -422,7 +430,7 @@ class FakeEngine:
 
 def test_cross_fitted_prediction_knows_nothing_of_its_own_labels():
     rng = np.random.default_rng(0)
-    output = Classes(3, from_logits=True)
+    output = classes(3, from_logits=True)
     y = rng.integers(0, 3, 100)
     folds = folds_of(y, 5, 0)
     # In fold 0 the second epoch is the better one, everywhere else the first.
@@ -597,7 +605,9 @@ def test_one_network_trains_several_trials_apart(overfitted):
     model, (x, y), _, _ = overfitted
     optimizer = keras.optimizers.Adam(1e-3)
     training = Training((x, y), 300, 3, 100, 0)
-    setting = trials.Setting(model, Classes(10, True), optimizer, LOGITS, training, None, 4, 0)
+    setting = trials.Setting(
+        model, classes(10, from_logits=True), optimizer, LOGITS, training, None, 4, 0
+    )
     one, two, *_ = trials.gaussian(setting)
     assert one.engine is two.engine
 
@@ -706,7 +716,7 @@ def test_regression(has_scales, eagerly, monkeypatch):
 
 def test_kl_counts_against_the_likelihood_not_the_squared_error():
     # MSE = 2 sigma^2 / D * (NLL - constant), so the KL is multiplied by that, too.
-    output, rng = Numbers(2, has_scales=False), np.random.default_rng(0)
+    output, rng = Point(2), np.random.default_rng(0)
     y, loc, scale = rng.normal(size=(50, 2)), rng.normal(size=(50, 2)), 0.7
     nll = [output.nll(np.stack([x, np.full_like(x, scale**2)], axis=1), y).mean() for x in (loc, y)]
     mse = np.mean((y - loc) ** 2)
@@ -714,7 +724,7 @@ def test_kl_counts_against_the_likelihood_not_the_squared_error():
     sto = ibnn.to_stochastic(det, ibnn.NormalAffine(), train_size=50)
     sto.compile("sgd", "mse", noise_scale=output.noise_scale(np.full(2, scale)))
     assert sto.get_compile_config()["kl_scale"] * (nll[0] - nll[1]) == pytest.approx(mse)
-    assert Classes(3, True).noise_scale(2.0) is None
+    assert classes(3, from_logits=True).noise_scale(2.0) is None
 
 
 # Data, seeds and bad input
@@ -885,7 +895,10 @@ def test_posteriors_over_weights_are_candidates(posteriors, tmp_path, written):
 
 
 def test_prior_precision_of_laplace_is_that_of_the_least_nll(small):
-    examples, output = Examples(small.x[60:], small.y[60:].astype(int)), Classes(3, False)
+    examples, output = (
+        Examples(small.x[60:], small.y[60:].astype(int)),
+        classes(3, from_logits=False),
+    )
     training = Training((small.x[:60], small.y[:60]), 60, 2, None, 0)
     data = Validation(examples, examples)
     trial = next(
@@ -902,7 +915,7 @@ def test_prior_precision_of_laplace_is_that_of_the_least_nll(small):
 
 def test_laplace_uses_a_part_of_many_examples(small, monkeypatch):
     monkeypatch.setattr(trials, "EXAMPLES", 25)
-    x, y, output = small.x[:60], small.y[:60], Classes(3, False)
+    x, y, output = small.x[:60], small.y[:60], classes(3, from_logits=False)
     for data in ((x, y), Batches(x, y)):
         training = Training(data, 60, 2, None, 0)
         some = examples.read(data, small.model, output, "train", every=3)
@@ -1097,7 +1110,7 @@ def test_labels_that_do_not_suit_the_loss():
 def test_last_axis_of_one_may_be_left_out():
     inputs = keras.Input((2, 2, 1))
     model = keras.Model(inputs, layers.Flatten()(inputs))
-    output, rng = Classes(4, True), np.random.default_rng(0)
+    output, rng = classes(4, from_logits=True), np.random.default_rng(0)
     x, y = rng.normal(size=(60, 2, 2)), rng.integers(0, 4, 60)
     for one in (x, x[..., None], x[..., None, None]):
         assert prepare((one, y), (one, y), model, output, None, 0)[0].size == 60
@@ -1109,9 +1122,9 @@ def test_last_axis_of_one_may_be_left_out():
 
 def test_loss_of_a_function_or_a_list():
     for loss in ("mse", keras.losses.mean_squared_error, ["mse"], keras.losses.MeanSquaredError()):
-        output, _ = output_of(compiled(loss, 2), None)
-        assert (type(output), output.size) == (Numbers, 2)
-    assert output_of(compiled("mse"), LOGITS)[0].from_logits
+        output, _ = likelihood_for_calibration(compiled(loss, 2), None)
+        assert (type(output), output.size) == (Point, 2)
+    assert likelihood_for_calibration(compiled("mse"), LOGITS)[0].from_logits
 
 
 def test_why_names_the_best_and_what_is_as_good_for_less():

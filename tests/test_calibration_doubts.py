@@ -11,9 +11,9 @@ import tfp_ibnn as ibnn
 from tfp_ibnn._core import progress
 from tfp_ibnn.calibration import run, trials
 from tfp_ibnn.calibration.examples import Examples, Training, Validation, prepare
-from tfp_ibnn.calibration.outputs import Classes, Numbers
 from tfp_ibnn.calibration.report import Candidate, Report
 from tfp_ibnn.conversion.copying import copy_of
+from tfp_ibnn.likelihoods import Categorical, Point
 
 layers = keras.layers
 LOSS = "sparse_categorical_crossentropy"
@@ -117,7 +117,7 @@ def test_training_data_is_read_once_and_sampled_evenly():
     batches = ibnn.data.ShuffledBatches(x, y, 100)
     batches.order = order
     doubts(linear(1.0), batches, data(200, seed=1), minutes=1e-9)
-    model, output = linear(1.0), Classes(2, False)
+    model, output = linear(1.0), Categorical(False, 2, one_hot=False)
     sample = prepare((x[order], y[order]), data(200, seed=1), model, output, None, 0)[0].sample
     assert 256 <= len(sample.y) <= 512
     assert abs(sample.y.mean() - y.mean()) < 0.02
@@ -137,14 +137,14 @@ def report_of(candidates, output):
     return report
 
 
-@pytest.mark.parametrize("output", [Classes(2, True), Numbers(1, False)])
+@pytest.mark.parametrize("output", [Categorical(True, 2, one_hot=False), Point(1)])
 def test_a_loss_of_accuracy_is_named_beyond_its_margin(output):
     untreated = candidate("as it is", 180 * [0] + 20 * [1], 1.0)
     few = candidate("other", 178 * [0] + 22 * [1], 0.5)
     many = candidate("other", 160 * [0] + 40 * [1], 0.5)
     assert report_of([untreated, few], output).lost() == ""
     text = report_of([untreated, many], output).why()
-    scores = {Classes: "accuracy 0.8000 against 0.9000, 0.1000 ± 0.0417 less"}
+    scores = {Categorical: "accuracy 0.8000 against 0.9000, 0.1000 ± 0.0417 less"}
     wanted = scores.get(type(output), "RMSE 0.4472 against 0.3162")
     assert f"less accurate than the model as it is: {wanted}" in text
     assert "report.model_of('as it is')" in text
@@ -194,7 +194,7 @@ def evaluated():
     autodiff.run_eagerly(True)
     x, y = data(100, seed=1)
     engines = [trials.Engine(lambda own=slope: copy_of(linear(own))) for slope in (0.0, 0.05, 0.3)]
-    output = Classes(2, False)
+    output = Categorical(False, 2, one_hot=False)
     found = []
     for number, engine in enumerate(engines):
         trial = trials.Trial("as it is" if number == 0 else f"other {number}", engine)

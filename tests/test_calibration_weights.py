@@ -8,8 +8,8 @@ from scipy.special import softmax
 
 import tfp_ibnn as ibnn
 from tfp_ibnn.calibration import run, trials
-from tfp_ibnn.calibration.outputs import Classes, Numbers
 from tfp_ibnn.calibration.report import behind, choose
+from tfp_ibnn.likelihoods import Categorical, Gaussian, Point
 
 RNG = np.random.default_rng(0)
 COUNT = 120
@@ -19,9 +19,9 @@ LABELS = RNG.integers(0, 3, COUNT)
 LOC, SCALE = RNG.normal(size=(COUNT, 5, 2)), RNG.uniform(0.5, 2, size=(COUNT, 5, 2))
 NUMBERS = RNG.normal(size=(COUNT, 2)) * [1.0, 3.0]
 OUTPUTS = {
-    "classes": (Classes(3, from_logits=True), LOGITS, LABELS),
-    "numbers": (Numbers(2, has_scales=False), LOC, NUMBERS),
-    "scales": (Numbers(4, has_scales=True), np.concatenate([LOC, SCALE], axis=-1), NUMBERS),
+    "classes": (Categorical(True, width=3), LOGITS, LABELS),
+    "numbers": (Point(2), LOC, NUMBERS),
+    "scales": (Gaussian(4), np.concatenate([LOC, SCALE], axis=-1), NUMBERS),
 }
 
 
@@ -40,8 +40,8 @@ def test_weights_are_repetitions(output, raw, y):
     expected = output.best_nll(many_raw, many_y)
     assert output.best_nll(raw, y, weight) == pytest.approx(expected, rel=1e-5)
     prediction, many = output.predict(raw, parameter), output.predict(many_raw, parameter)
-    found = output.scores(prediction, y, 0, weight)
-    expected = output.scores(many, many_y, 0)
+    found = output.evidence(prediction, y, 0, weight)
+    expected = output.evidence(many, many_y, 0)
     for scores in (found, expected):
         scores.pop("ECE floor", None)  # whose labels are drawn
     assert found == pytest.approx(expected, rel=1e-6)
@@ -86,7 +86,7 @@ def test_a_weighted_validation_set(classifier):
     assert len(report.y) == np.sum(REPEATS > 0)
     many_x, many_y = repeated(x, y)
     log_p = np.log(model.predict(many_x, verbose=0))[:, None]
-    expected = Classes(3, from_logits=True).fit(log_p, many_y)
+    expected = Categorical(True, width=3).fit(log_p, many_y)
     assert scaled.parameter == pytest.approx(expected, rel=1e-3)
     kept = weight[weight > 0]
     row = report.table()[scaled.name]

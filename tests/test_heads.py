@@ -11,8 +11,8 @@ from scipy.stats import norm
 import tfp_ibnn as ibnn
 from tests.monte_carlo_tools import data, dense, numpy, set_weights
 from tfp_ibnn.layers import GaussianHead, GaussianNLL
-from tfp_ibnn.prediction.head import predictive_of
-from tfp_ibnn.prediction.predictive import Categorical, Gaussian, Labels, Point
+from tfp_ibnn.likelihoods import Categorical, Gaussian, Labels, Point
+from tfp_ibnn.likelihoods.infer import likelihood_of
 
 pytestmark = pytest.mark.once
 
@@ -122,7 +122,7 @@ def test_regression_finds_mean_and_spread_and_can_be_saved(tmp_path):
 def test_head_can_be_converted_with_what_is_before_it():
     det = keras.Sequential([keras.Input((3,)), layers.Dense(2), GaussianHead()])
     sto = ibnn.to_stochastic(det, ibnn.NormalAffine(), train_size=10)
-    assert isinstance(predictive_of(sto), Gaussian)
+    assert isinstance(likelihood_of(sto), Gaussian)
     with ibnn.noise_off(sto):
         np.testing.assert_allclose(numpy(sto(data(4, 3))), numpy(det(data(4, 3))), atol=1e-6)
 
@@ -181,7 +181,7 @@ FOUND = {
 @pytest.mark.parametrize("name", FOUND)
 def test_the_last_layer_tells(name):
     make, kind, from_logits = FOUND[name]
-    found = predictive_of(make())
+    found = likelihood_of(make())
     assert type(found) is kind
     assert getattr(found, "from_logits", None) == from_logits
 
@@ -204,7 +204,7 @@ def test_the_loss_tells_of_a_linear_layer(name):
     loss, kind = LOSSES[name]
     model = ends_in(units=4)
     model.compile("sgd", loss)
-    found = predictive_of(model)
+    found = likelihood_of(model)
     assert type(found) is kind
     assert getattr(found, "from_logits", True) is True
 
@@ -217,24 +217,24 @@ def test_linear_outputs_are_not_taken_for_probabilities(loss):
     model = ends_in()
     model.compile("sgd", loss)
     with pytest.raises(ValueError, match="linear.*from_logits=True"):
-        predictive_of(model)
+        likelihood_of(model)
 
 
 def test_what_is_said_goes_before_what_is_found():
     model = ends_in()
     model.compile("sgd", "mse")
-    assert type(predictive_of(model, "softmax", True)) is Categorical
-    assert type(predictive_of(model, "sigmoid", True)) is Labels
-    assert type(predictive_of(ends_in(units=1), None, True)) is Labels
-    assert type(predictive_of(ends_in(), None, True)) is Categorical
-    assert type(predictive_of(ends_in(layers.Softmax()), "point")) is Point
+    assert type(likelihood_of(model, "softmax", True)) is Categorical
+    assert type(likelihood_of(model, "sigmoid", True)) is Labels
+    assert type(likelihood_of(ends_in(units=1), None, True)) is Labels
+    assert type(likelihood_of(ends_in(), None, True)) is Categorical
+    assert type(likelihood_of(ends_in(layers.Softmax()), "point")) is Point
 
 
 def test_nothing_is_guessed():
     with pytest.raises(ValueError, match='It is unknown.*not compiled.*from_logits=True.*"point"'):
-        predictive_of(ends_in())
+        likelihood_of(ends_in())
     with pytest.raises(ValueError, match="It is unknown what.*another axis"):
-        predictive_of(keras.Sequential([keras.Input((2, 4)), dense(3), layers.Softmax(axis=1)]))
+        likelihood_of(keras.Sequential([keras.Input((2, 4)), dense(3), layers.Softmax(axis=1)]))
 
 
 class Odd(keras.losses.Loss):
@@ -260,12 +260,12 @@ def test_a_loss_that_does_not_tell_is_named_with_the_remedy(loss, name):
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
 def test_logits_that_are_probabilities_are_refused(kind):
     with pytest.raises(ValueError, match=f"`from_logits` is True.*{kind}"):
-        predictive_of(ends_in(layers.Activation(kind)), from_logits=True)
+        likelihood_of(ends_in(layers.Activation(kind)), from_logits=True)
 
 
 def test_an_unknown_head_is_refused():
     with pytest.raises(ValueError, match="`head` must be one of 'softmax'.*'logits'"):
-        predictive_of(ends_in(), "logits")
+        likelihood_of(ends_in(), "logits")
 
 
 def test_a_gaussian_head_that_is_said_needs_pairs():

@@ -28,7 +28,7 @@ from tests.monte_carlo_tools import (
 )
 from tfp_ibnn import noise
 from tfp_ibnn.layers import GaussianHead, GaussianNLL
-from tfp_ibnn.prediction import predictive
+from tfp_ibnn.likelihoods import Point
 
 N, S = 5, 8
 COMMON = {"samples": S, "seed": 3}
@@ -1421,6 +1421,6 @@ def test_numbered_draws_are_those_of_the_average_and_do_not_come_back(sampling):
 @pytest.mark.once
 def test_the_bounds_of_an_interval_are_as_precise_as_the_draws():
     draws = np.random.default_rng(0).normal(size=(50, 3, 2))
-    found = predictive.Point().interval(keras.ops.convert_to_tensor(draws), None, 0.8)
+    found = Point().interval(keras.ops.convert_to_tensor(draws), None, 0.8)
     wanted = np.quantile(draws, [0.1, 0.9], axis=0)
     np.testing.assert_allclose(np.stack(list(map(numpy, found))), wanted, rtol=1e-14)

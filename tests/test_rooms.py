@@ -15,10 +15,12 @@ ROOMS = (
     "_core",
     "noise",
     "flows",
+    "data",
     "layers",
     "posteriors",
     "conversion",
     "metrics",
+    "likelihoods",
     "prediction",
     "training",
     "weights",
@@ -27,7 +29,6 @@ ROOMS = (
     "diagnostics",
     "generative",
     "calibration",
-    "data",
 )
 """Each may import those before it, and none after it."""
 

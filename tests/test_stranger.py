@@ -1,13 +1,15 @@
-"""A new flow, posterior or weight posterior is one new file; all verbs work with it."""
+"""A new flow, posterior, weight posterior or likelihood is one new file; verbs work with it."""
 
 import keras
 import numpy as np
 import pytest
 from keras import ops
+from scipy.stats import poisson
 
 import tfp_ibnn as ibnn
 from tests.autodiff import jacobian
 from tests.stranger.toy_flow import Sinh
+from tests.stranger.toy_likelihood import Counts
 from tests.stranger.toy_posterior import BiasNoise, NoisyBias
 from tests.stranger.toy_weights import Jitter
 
@@ -35,12 +37,12 @@ def compiled(model):
     return model
 
 
-def use(model, tmp_path):
+def use(model, tmp_path, y=Y, **options):
     """Predict, evaluate, save, load and export; return the prediction."""
-    mc = ibnn.MonteCarlo(model, samples=4, seed=0)
+    mc = ibnn.MonteCarlo(model, samples=4, seed=0, **options)
     prediction = mc.predict(X, verbose=0)
     assert prediction["epistemic"].mean() > 0
-    assert np.isfinite(mc.evaluate(X, Y, verbose=0)).all()
+    assert np.isfinite(mc.evaluate(X, y, verbose=0)).all()
     mc.save(tmp_path / "mc.keras")
     again = ops.convert_to_numpy(keras.models.load_model(tmp_path / "mc.keras")(X)["mean"])
     np.testing.assert_allclose(again, prediction["mean"], atol=1e-5)
@@ -109,3 +111,28 @@ def test_a_posterior_over_weights(tmp_path):
     np.testing.assert_allclose(
         ops.convert_to_numpy(mc.at_mean(X)["mean"]), expected, rtol=1e-5, atol=1e-6
     )
+
+
+def test_a_likelihood(tmp_path):
+    """Of counts, on a network of one layer, whose Laplace approximation is known."""
+    y = np.random.default_rng(1).poisson(np.exp(X[:, :1]))
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, name="log_rate")])
+    model.set_weights([np.array([[0.9], [0.1], [0.0], [-0.1]]), np.array([0.1])])
+    posterior = ibnn.Laplace(model, "all", "full", prior_precision=2.0, head=Counts())
+    posterior.fit(X, y, verbose=0)
+    rate = np.exp(model.predict(X, verbose=0))
+    inputs = np.concatenate([X, np.ones((64, 1))], axis=1)
+    expected = np.linalg.inv(inputs.T @ (rate * inputs) + 2.0 * np.eye(5))
+    found = ops.convert_to_numpy(posterior.distribution().covariance())
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
+    with pytest.raises(ValueError, match="`y` must be counts"):
+        posterior.fit(X, y - 1, verbose=0)
+
+    stochastic = ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=64)
+    prediction = use(stochastic, tmp_path, y, head=Counts())
+    np.testing.assert_allclose(prediction["aleatoric"], prediction["mean"], rtol=1e-5)
+    mc = ibnn.MonteCarlo(stochastic, samples=4, seed=0, head=Counts())
+    scores = mc.evaluate(X, y, verbose=0, return_dict=True)
+    nll = -poisson(mc.predict(X, verbose=0)["mean"]).logpmf(y).mean()
+    assert scores["nll"] == pytest.approx(nll, rel=1e-4)
+    assert ibnn.Conformal(mc, coverage=0.8).fit(X, y).evaluate(X, y)["coverage"] >= 0.8

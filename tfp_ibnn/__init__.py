@@ -20,6 +20,7 @@ from tfp_ibnn import decisions as decisions
 from tfp_ibnn import diagnostics as diagnostics
 from tfp_ibnn import flows as flows
 from tfp_ibnn import layers as layers
+from tfp_ibnn import likelihoods as likelihoods
 from tfp_ibnn import metrics as metrics
 from tfp_ibnn import noise as noise
 from tfp_ibnn.calibration import calibrate as calibrate

@@ -6,7 +6,7 @@ from lib import files, networks
 from lib.scoring import SCORES
 from lib.settings import DATASETS, Settings
 from lib.store import history
-from tfp_ibnn.calibration.outputs import ece_floor
+from tfp_ibnn.metrics.calibration import ece_floor
 
 
 def write_report(folder, metrics, scores, test, baseline=None):

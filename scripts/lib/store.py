@@ -28,7 +28,7 @@ from lib import files
 from lib.devices import accelerators
 from lib.folder import RunError
 from lib.scoring import SCORES, Scores
-from tfp_ibnn.calibration.outputs import ece_floor
+from tfp_ibnn.metrics.calibration import ece_floor
 
 _PACKAGES = ("keras", "tensorflow", "jax", "tensorflow-probability", "tfp-nightly", "numpy")
 # How tables and figures show methods and shifts.

@@ -9,7 +9,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_softmax, softmax
 
 import tfp_ibnn as ibnn
-from tfp_ibnn.prediction import temperature as module
+from tfp_ibnn.likelihoods import temperature as module
 
 pytestmark = pytest.mark.once
 

@@ -1,1 +1,1 @@
-"""Three methods that a stranger might add, each in one file, by the public interface alone."""
+"""Extensions that a stranger might write, each in one file, by the public interface alone."""

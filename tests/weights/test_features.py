@@ -9,8 +9,10 @@ from scipy.stats import norm
 
 import tfp_ibnn as ibnn
 from tests.autodiff import gradient
-from tfp_ibnn.weights.features import LastLayer, LogitNetwork, batches
-from tfp_ibnn.weights.likelihood import Gaussian, GaussianWithScale, Sigmoid, Softmax, likelihood_of
+from tfp_ibnn.data.examples import labelled_batches as batches
+from tfp_ibnn.likelihoods import Categorical, Gaussian, Labels, Point
+from tfp_ibnn.likelihoods.infer import likelihood_for_weights
+from tfp_ibnn.weights.features import LastLayer, LogitNetwork
 from tfp_ibnn.weights.target import Target
 
 RNG = np.random.default_rng(0)
@@ -26,9 +28,9 @@ def network(*ends, loss=None):
 
 
 CASES = {
-    "softmax": (Softmax(), np.array([0, 1, 2, 3, 0])),
-    "sigmoid": (Sigmoid(), RNG.integers(0, 2, (5, 4))),
-    "gaussian": (Gaussian(0.5), RNG.normal(size=(5, 4))),
+    "softmax": (Categorical(True, 4), np.array([0, 1, 2, 3, 0])),
+    "sigmoid": (Labels(True, 4), RNG.integers(0, 2, (5, 4))),
+    "gaussian": (Point(4, 0.5), RNG.normal(size=(5, 4))),
 }
 
 
@@ -36,7 +38,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_factors_are_a_root_of_the_hessian(name):
     likelihood, y = CASES[name]
-    y = likelihood.targets(y, 4)
+    y = likelihood.targets(y)
 
     def slope(z):
         return gradient(lambda z: ops.sum(likelihood.log_prob(z, y)), z)
@@ -46,7 +48,7 @@ def test_factors_are_a_root_of_the_hessian(name):
         step = eps * np.eye(4)[k]
         difference = np.asarray(slope(Z + step)) - np.asarray(slope(Z - step))
         hessian[:, :, k] = -difference.reshape(5, 4) / (2 * eps)
-    s = ops.convert_to_numpy(likelihood.factors(ops.convert_to_tensor(Z)))
+    s = ops.convert_to_numpy(likelihood.hessian_factors(ops.convert_to_tensor(Z)))
     np.testing.assert_allclose(s @ np.swapaxes(s, 1, 2), hessian, atol=1e-8)
 
 
@@ -55,14 +57,14 @@ def test_log_probs():
     z = ops.convert_to_tensor(Z)
     y = np.array([0, 1, 2, 3, 0])
     for labels in (y, y[:, None], np.eye(4)[y]):
-        target = Softmax().targets(labels, 4)
-        found = ops.convert_to_numpy(Softmax().log_prob(z, target))
+        target = Categorical(True, 4).targets(labels)
+        found = ops.convert_to_numpy(Categorical(True, 4).log_prob(z, target))
         np.testing.assert_allclose(found, log_softmax(Z, axis=1)[np.arange(5), y], rtol=1e-10)
     yes = CASES["sigmoid"][1]
-    found = ops.convert_to_numpy(Sigmoid().log_prob(z, Sigmoid().targets(yes, 4)))
+    found = ops.convert_to_numpy(Labels(True, 4).log_prob(z, Labels(True, 4).targets(yes)))
     np.testing.assert_allclose(found, log_expit((2 * yes - 1) * Z).sum(axis=1), rtol=1e-10)
     numbers = CASES["gaussian"][1]
-    found = ops.convert_to_numpy(Gaussian(0.5).log_prob(z, Gaussian(0.5).targets(numbers, 4)))
+    found = ops.convert_to_numpy(Point(4, 0.5).log_prob(z, Point(4, 0.5).targets(numbers)))
     np.testing.assert_allclose(found, norm(Z, 0.5).logpdf(numbers).sum(axis=1), rtol=1e-10)
 
 
@@ -70,30 +72,30 @@ def test_log_probs():
 def test_a_gaussian_head_has_the_expected_hessian():
     """For the mean and the logit of the scale; the average of the squared score says the same."""
     head = ibnn.layers.GaussianHead(dtype="float64")
-    likelihood = GaussianWithScale(head)
+    likelihood = Gaussian(layer=head)
     z = np.tile([[0.3, -0.7]], (200_000, 1))
     scale = np.log1p(np.exp(-0.7)) + 1e-3
     y = 0.3 + scale * RNG.normal(size=(200_000, 1))
     score = np.asarray(gradient(lambda z: ops.sum(likelihood.log_prob(z, y)), z)).reshape(-1, 2)
-    s = ops.convert_to_numpy(likelihood.factors(ops.convert_to_tensor(z[:1])))[0]
+    s = ops.convert_to_numpy(likelihood.hessian_factors(ops.convert_to_tensor(z[:1])))[0]
     np.testing.assert_allclose(s @ s.T, score.T @ score / len(y), atol=0.05)
 
 
 @pytest.mark.parametrize(
     ("end", "loss", "kind", "activation"),
     [
-        ([layers.Dense(3)], "sparse", Softmax, "linear"),
-        ([layers.Dense(3, activation="softmax")], None, Softmax, "softmax"),
-        ([layers.Dense(3, activation="log_softmax")], None, Softmax, "log_softmax"),
-        ([layers.Dense(3), layers.Softmax()], None, Softmax, "softmax"),
-        ([layers.Dense(3), layers.Activation("sigmoid")], None, Sigmoid, "sigmoid"),
-        ([layers.Dense(3), layers.Dropout(0.5)], "mse", Gaussian, "linear"),
-        ([layers.Dense(4), ibnn.layers.GaussianHead()], None, GaussianWithScale, "gaussian"),
+        ([layers.Dense(3)], "sparse", Categorical, "linear"),
+        ([layers.Dense(3, activation="softmax")], None, Categorical, "softmax"),
+        ([layers.Dense(3, activation="log_softmax")], None, Categorical, "log_softmax"),
+        ([layers.Dense(3), layers.Softmax()], None, Categorical, "softmax"),
+        ([layers.Dense(3), layers.Activation("sigmoid")], None, Labels, "sigmoid"),
+        ([layers.Dense(3), layers.Dropout(0.5)], "mse", Point, "linear"),
+        ([layers.Dense(4), ibnn.layers.GaussianHead()], None, Gaussian, "gaussian"),
         # One position, whose axis is removed behind the layer.
         (
             [layers.Reshape((1, 27)), layers.Dense(3), layers.Flatten(), layers.Softmax()],
             None,
-            Softmax,
+            Categorical,
             "softmax",
         ),
     ],
@@ -105,8 +107,8 @@ def test_the_last_layer_is_the_network(end, loss, kind, activation):
     last = LastLayer(model)
     assert type(last.likelihood) is kind
     assert last.likelihood.end == activation
-    y = np.zeros((10, last.width // 2 if kind is GaussianWithScale else last.width))
-    y = np.zeros(10) if kind is Softmax else y
+    y = np.zeros((10, last.width // 2 if kind is Gaussian else last.width))
+    y = np.zeros(10) if kind is Categorical else y
     values, y = last.cache(X, y, batch_size=4, verbose=0)
     logits = last.logits(values)
     found = ops.convert_to_numpy(last.likelihood.outputs(logits))
@@ -115,7 +117,7 @@ def test_the_last_layer_is_the_network(end, loss, kind, activation):
     kernel, bias = (ops.convert_to_numpy(v.value) for v in last.layer.weights)
     features = features.reshape(len(features), -1)
     np.testing.assert_allclose(features @ kernel + bias, logits, atol=1e-6)
-    noise = 1.0 if kind is Gaussian else None
+    noise = 1.0 if kind is Point else None
     target = Target(model, None, X, y, 1.0, noise, batch_size=4, verbose=0)
     w = np.stack([target.start, target.start + 1])
     each = target.log_likelihoods(ops.convert_to_tensor(w), *target.data)
@@ -161,7 +163,7 @@ def test_ends_are_applied_or_refused(name):
     np.testing.assert_allclose(outputs, ops.convert_to_numpy(model(x)), atol=1e-6)
     with pytest.raises(ValueError, match="must be a Dense one"):
         LastLayer(model, **options)
-    if not isinstance(whole.likelihood, Softmax):
+    if type(whole.likelihood) is not Categorical:
         return
     outer = ibnn.MonteCarlo(model, samples=1, **options)
     with pytest.raises(ValueError, match="must be a Dense one"):
@@ -234,8 +236,10 @@ def test_what_is_refused():
         LastLayer(network(layers.Dense(3)))
     for loss in ("huber", keras.losses.CategoricalFocalCrossentropy(from_logits=True)):
         with pytest.raises(ValueError, match="not minus a log-likelihood"):
-            likelihood_of(network(layers.Dense(3), loss=loss))
-    assert isinstance(likelihood_of(network(layers.Dense(3), loss="huber"), head="point"), Gaussian)
+            likelihood_for_weights(network(layers.Dense(3), loss=loss))
+    assert isinstance(
+        likelihood_for_weights(network(layers.Dense(3), loss="huber"), head="point"), Point
+    )
     inputs = keras.Input((3,))
     split = keras.Model(inputs, layers.Dense(3)(inputs) + inputs)
     with pytest.raises(ValueError, match="more than|followed by"):
@@ -263,14 +267,18 @@ def test_batches():
 @pytest.mark.parametrize(
     ("likelihood", "y", "words"),
     [
-        (Softmax(), [0, 4], "whole numbers from 0 to 3; got 4 at example 1"),
-        (Softmax(), [[1, 1, 0, 0]], "one-hot"),
-        (Softmax(), np.zeros((2, 3)), "must have the shape"),
-        (Sigmoid(), [[0, 1, 2, 0]], "0 or 1"),
-        (Gaussian(), [[0, 1, np.nan, 0]], "finite"),
-        (Gaussian(), [[0, 1]], "must have the shape"),
+        (
+            Categorical(True, 4),
+            [0, 4],
+            "whole numbers from 0 to 3; got 4 at example 1",
+        ),
+        (Categorical(True, 4), [[1, 1, 0, 0]], "one-hot"),
+        (Categorical(True, 4), np.zeros((2, 3)), "must have the shape"),
+        (Labels(True, 4), [[0, 1, 2, 0]], "0 or 1"),
+        (Point(4), [[0, 1, np.nan, 0]], "finite"),
+        (Point(4), [[0, 1]], "must have the shape"),
     ],
 )
 def test_wrong_targets(likelihood, y, words):
     with pytest.raises(ValueError, match=words):
-        likelihood.targets(y, 4)
+        likelihood.targets(y)

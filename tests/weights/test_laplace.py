@@ -318,7 +318,7 @@ def test_an_interrupted_fit_changes_nothing(model, monkeypatch):
         yield POINTS[:8], LABELS[:8]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tfp_ibnn.weights.laplace.curvature.batches", interrupted)
+    monkeypatch.setattr("tfp_ibnn.weights.laplace.curvature.labelled_batches", interrupted)
     with pytest.raises(KeyboardInterrupt):
         la.fit(POINTS, LABELS, verbose=0)
     for old, new in zip(before, la.get_weights(), strict=True):

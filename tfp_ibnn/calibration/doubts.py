@@ -7,8 +7,8 @@ from keras import ops
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.text import with_strings
 from tfp_ibnn.calibration.examples import Examples
-from tfp_ibnn.calibration.outputs import Classes, Output
 from tfp_ibnn.calibration.trials import Setting, Trial
+from tfp_ibnn.likelihoods import Likelihood
 
 LARGE_GAP = 0.2
 """The error on validation data less that on training data from which on there is a doubt."""
@@ -20,9 +20,9 @@ MARGIN = 1.96
 _BATCH = 256  # whose statistics batch normalization takes
 
 
-def errors_of(output: Output, prediction: np.ndarray, y: np.ndarray) -> np.ndarray:
+def errors_of(output: Likelihood, prediction: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return the error (examples,) of point predictions: 0 or 1 of classes, squared of numbers."""
-    if isinstance(output, Classes):
+    if output.is_classifier:
         return (prediction.argmax(axis=1) != y).astype("float64")
     return np.square(y - prediction[:, 0]).mean(axis=1)
 
@@ -51,7 +51,7 @@ def doubts_about(trial: Trial, setting: Setting) -> list[str]:
     return [lag] if lag else [doubt for doubt in found if doubt]
 
 
-def _chance(output: Output, raw: np.ndarray, known: Examples) -> str:
+def _chance(output: Likelihood, raw: np.ndarray, known: Examples) -> str:
     """Return that predictions are no better than a constant one, or nothing."""
     y, weight = known.y, known.weight
     parameter = output.fit(raw, y, weight)
@@ -70,10 +70,10 @@ def _chance(output: Output, raw: np.ndarray, known: Examples) -> str:
     )
 
 
-def _constant_nll(output: Output, known: Examples) -> np.ndarray:
+def _constant_nll(output: Likelihood, known: Examples) -> np.ndarray:
     """Return the NLL (examples,) of the classes' shares, or of the targets' mean and deviation."""
     y, weight = known.y, known.weight
-    if isinstance(output, Classes):
+    if output.is_classifier:
         counts = np.bincount(y, weights=weight, minlength=max(output.width, 2)) + 1.0
         return -np.log(counts / counts.sum())[y]
     mean = np.average(y, axis=0, weights=weight)
@@ -82,7 +82,7 @@ def _constant_nll(output: Output, known: Examples) -> np.ndarray:
     return output.nll(constant, y)
 
 
-def _lag(trial: Trial, output: Output, examples: Examples, in_inference: np.ndarray) -> str:
+def _lag(trial: Trial, output: Likelihood, examples: Examples, in_inference: np.ndarray) -> str:
     """Return that the running averages of batch normalization lag behind, or nothing."""
     network = trial.engine.network
     kind = keras.layers.BatchNormalization
@@ -104,19 +104,19 @@ def _lag(trial: Trial, output: Output, examples: Examples, in_inference: np.ndar
     )
 
 
-def _relative_error(output: Output, raw: np.ndarray, known: Examples) -> float:
+def _relative_error(output: Likelihood, raw: np.ndarray, known: Examples) -> float:
     """Return the share of wrong classes, or the RMSE over the deviation of the targets."""
     y, weight = known.y, known.weight
     errors = errors_of(output, output.predict(raw, 1.0), y)
     error = np.average(errors, weights=weight)
-    if isinstance(output, Classes):
+    if output.is_classifier:
         return float(error)
     mean = np.average(y, axis=0, weights=weight)
     variance = np.average(np.square(y - mean), axis=0, weights=weight).mean()
     return float(np.sqrt(error / max(variance, np.finfo("float64").tiny)))
 
 
-def _words(output: Output, error: float) -> str:
-    if isinstance(output, Classes):
+def _words(output: Likelihood, error: float) -> str:
+    if output.is_classifier:
         return f"accuracy {1 - error:.3f}"
     return f"an RMSE of {error:.3f} standard deviations of the targets"

@@ -1,46 +1,26 @@
 """Training and validation data: read, checked and split."""
 
 import warnings
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from tfp_ibnn._core import keras_internals
-from tfp_ibnn.calibration.outputs import Output
 from tfp_ibnn.conversion.graph import functional_graph
-from tfp_ibnn.prediction.batches import as_array, dataset_batches
-from tfp_ibnn.weights.features import check_finite
+from tfp_ibnn.data.examples import Examples, read_batches
+from tfp_ibnn.likelihoods import Likelihood
 
 FOLDS = 5
 CROSS_FIT_BELOW = 1000
 FEWEST = 50
 """Examples; with fewer for validation, all differences drown in noise."""
-WATCHED, NUMBERS = 2048, 2**19
-"""At most so many examples, and outputs of a draw for them, serve to fit."""
+WATCHED = 2048
+"""At most so many examples serve to fit."""
+NUMBERS = 2**19
+"""At most so many outputs of a draw, for the examples that serve to fit."""
 SAMPLE = 512
 """At most so many training examples are compared with the validation data."""
-
-
-class Examples(NamedTuple):
-    """Inputs, any structure of arrays, and targets in the form of `Output.targets`.
-
-    A weight says how often an example counts; without weights, each counts once.
-    """
-
-    x: Any
-    y: np.ndarray
-    weight: np.ndarray | None = None
-
-    def take(self, index: Any) -> "Examples":
-        """Return some of the examples."""
-        x, y = keras.tree.map_structure(lambda part: part[index], (self.x, self.y))
-        return Examples(x, y, self.weight_of(index))
-
-    def weight_of(self, index: Any) -> np.ndarray | None:
-        """Return the weights of some of the examples, if there are weights."""
-        return None if self.weight is None else self.weight[index]
 
 
 class Validation(NamedTuple):
@@ -63,85 +43,157 @@ class Training(NamedTuple):
     sample: Examples | None = None  # from all over the data
 
     def epoch(self, network: keras.Model, number: int, callback: Any) -> None:
-        """Train a network for one epoch; the order of arrays follows from seed and epoch."""
+        """Train a network for one epoch; the order of arrays follows from seed and epoch.
+
+        Args:
+            network: a compiled Keras model.
+            number: of the epoch, from 1 on.
+            callback: a Keras callback.
+        """
         options = {"verbose": 0, "callbacks": [callback]}
         if not isinstance(self.data, tuple):
             # tf.data has its own order.
             options["shuffle"] = isinstance(self.data, keras.utils.PyDataset)
             network.fit(self.data, **options)
             return
-        order = np.random.default_rng((self.seed, number)).permutation(self.size)
+        random = np.random.default_rng((self.seed, number))
+        order = random.permutation(self.size)
         # The last batch is filled up by examples of the first, since JAX would compile the step
         # once more for a smaller one.
         full = min(self.batch_size or 32, self.size)
         order = np.resize(order, self.steps * full)
-        arrays = keras.tree.map_structure(lambda part: part[order], self.data)
-        x, y, weight = (*arrays, None)[:3]
-        network.fit(x, y, batch_size=full, shuffle=False, sample_weight=weight, **options)
+        x, y, weight = Examples(*self.data).take(order)
+        options |= {"batch_size": full, "shuffle": False, "sample_weight": weight}
+        network.fit(x, y, **options)
 
 
 def folds_of(strata: np.ndarray, number: int, seed: int) -> np.ndarray:
-    """Return the fold of each example; each stratum is spread evenly over all folds."""
-    order = np.random.default_rng(seed).permutation(len(strata))
-    order = order[np.argsort(strata[order], kind="stable")]
-    folds = np.empty(len(order), int)
-    folds[order] = np.arange(len(order)) % number
+    """Return the fold of each example; each stratum is spread evenly over all folds.
+
+    Args:
+        strata: the stratum of each example, whole numbers (examples,).
+        number: of folds.
+        seed: of the order within a stratum.
+    """
+    count = len(strata)
+    shuffled = np.random.default_rng(seed).permutation(count)
+    by_stratum = np.argsort(strata[shuffled], kind="stable")
+    order = shuffled[by_stratum]
+    folds = np.empty(count, int)
+    folds[order] = np.arange(count) % number
     return folds
 
 
-def read(data: Any, model: keras.Model, output: Output, name: str, every: int = 1) -> Examples:
-    """Return arrays, or all batches of a dataset, as checked examples: one of `every` so many.
+def read(data: Any, model: keras.Model, output: Likelihood, name: str, every: int = 1) -> Examples:
+    """Return the examples of arrays, or of all batches of a dataset, checked.
 
     Examples of weight 0 are left out unchecked.
+
+    Args:
+        data: arrays (x, y) or (x, y, weight), or a dataset that can be read again.
+        model: the network that takes the inputs.
+        output: what the targets are.
+        name: what the user calls the data, for errors.
+        every: take one of so many examples.
+
+    Raises:
+        ValueError: for what cannot be used, and if there are no examples.
     """
-    batches, seen = [], 0
-    for batch in map(_counted, _batches(data, name)):
-        part = _checked(batch, model, output, name)
-        batches.append(part.take(slice(-seen % every, None, every)))
-        seen += len(part.y)
-    if not seen:
+    parts, count = [], 0
+    for batch in read_batches(data, name):
+        part = _checked(_counted(batch), model, output, name)
+        parts.append(part.take(slice(-count % every, None, every)))
+        count += part.size
+    if not count:
         raise ValueError(f"`{name}` holds no examples.")
-    return Examples(*keras.tree.map_structure(_joined, *batches))
+    return Examples.joined(parts)
 
 
 def prepare(
     train: Any,
     validation: Any,
     model: keras.Model,
-    output: Output,
+    output: Likelihood,
     batch_size: int | None,
     seed: int,
 ) -> tuple[Training, Validation]:
-    """Check the data, and split what has to be split."""
-    arrays, sample = _arrays(train), _Sample()
-    size, steps, has_weights = 0, 0, False
-    for batch in _batches(train, "train"):  # which may be more than fits into memory
+    """Check the data, and split what has to be split.
+
+    Args:
+        train: arrays (x, y) or (x, y, weight), or a dataset.
+        validation: the same, of other examples; None takes a fifth of the training arrays.
+        model: the network that takes the inputs.
+        output: what the targets are.
+        batch_size: of training arrays; None is 32.
+        seed: of the splits, and of the order of training arrays.
+
+    Returns:
+        What candidates are trained on, and what they are fitted to and scored on.
+    """
+    training = _training(train, model, output, batch_size, seed)
+    if validation is None:
+        training, validation = _hold_out(training, output)
+    examples = read(validation, model, output, "validation")
+    _check_validation(examples)
+    strata = output.strata(examples.y)
+    if examples.size < CROSS_FIT_BELOW:
+        return training, Validation(examples, examples, folds_of(strata, FOLDS, seed))
+    half = folds_of(strata, 2, seed)
+    fit = examples.take(half == 0)
+    score = examples.take(half == 1)
+    most = max(1, min(WATCHED, NUMBERS // output.width))
+    every = -(-fit.size // most)
+    return training, Validation(fit.take(slice(None, None, every)), score)
+
+
+def _training(
+    data: Any, model: keras.Model, output: Likelihood, batch_size: int | None, seed: int
+) -> Training:
+    """Return what candidates are trained on, after one pass over it that checks it."""
+    size, steps = 0, 0
+    has_weights = False
+    sample = _Sample()
+    for batch in read_batches(data, "train"):  # which may be more than fits into memory
         part = _checked(batch, model, output, "train")
-        size, steps = size + len(part.y), steps + 1
-        has_weights = len(batch) == 3
         sample.add(part)
+        size += part.size
+        steps += 1
+        has_weights = batch.weight is not None
     if not size:
         raise ValueError("`train` holds no examples.")
-    if validation is None:
-        if arrays is None or size < FOLDS * FEWEST:
-            what = "a dataset" if arrays is None else f"{size} examples, too few to split"
-            remedy = "Give validation=(x, y) that the model was not trained on."
-            raise ValueError(f"`validation` is missing, and `train` is {what}. {remedy}")
-        y = output.targets(arrays[1], "train")
-        held = folds_of(output.strata(y), FOLDS, seed) == 0
-        taken = f"No `validation` was given: {held.sum()} of the {size} training examples are taken"
-        why = "A model that was trained on them is overconfident there, and so is what is chosen"
-        warnings.warn(f"{taken}. {why}: give validation=(x, y) of others.", stacklevel=3)
-        validation = keras.tree.map_structure(lambda part: part[held], arrays)
-        arrays = keras.tree.map_structure(lambda part: part[~held], arrays)
-        size -= int(held.sum())
-    if arrays is not None:
-        train, steps = arrays, -(-size // (batch_size or 32))
-    training = Training(train, size, steps, batch_size, seed, has_weights, sample.examples)
-    examples = read(validation, model, output, "validation")
-    count = len(examples.y)
-    if count < FEWEST:
-        raise ValueError(f"`validation` must hold at least {FEWEST} examples; got {count}.")
+    if isinstance(data, (tuple, list)):
+        data = _parts(Examples.of(data, "train"))
+        steps = -(-size // (batch_size or 32))
+    return Training(data, size, steps, batch_size, seed, has_weights, sample.examples)
+
+
+def _hold_out(training: Training, output: Likelihood) -> tuple[Training, tuple[Any, ...]]:
+    """Return the training without a fifth of its examples, and these."""
+    is_arrays = isinstance(training.data, tuple)
+    if not is_arrays or training.size < FOLDS * FEWEST:
+        what = f"{training.size} examples, too few to split" if is_arrays else "a dataset"
+        raise ValueError(
+            f"`validation` is missing, and `train` is {what}. Give validation=(x, y) that the "
+            "model was not trained on."
+        )
+    examples = Examples(*training.data)
+    y = _targets(examples.y, output, "train")
+    is_held = folds_of(output.strata(y), FOLDS, training.seed) == 0
+    warnings.warn(
+        f"No `validation` was given: {is_held.sum()} of the {training.size} training examples are "
+        "taken. A model that was trained on them is overconfident there, and so is what is "
+        "chosen: give validation=(x, y) of others.",
+        stacklevel=4,
+    )
+    rest = examples.take(~is_held)
+    steps = -(-rest.size // (training.batch_size or 32))
+    training = training._replace(data=_parts(rest), size=rest.size, steps=steps)
+    return training, _parts(examples.take(is_held))
+
+
+def _check_validation(examples: Examples) -> None:
+    if examples.size < FEWEST:
+        raise ValueError(f"`validation` must hold at least {FEWEST} examples; got {examples.size}.")
     if examples.weight is not None and examples.weight.sum() < FEWEST:
         raise ValueError(
             f"The weights of `validation` must sum to at least {FEWEST}, since an example of "
@@ -149,89 +201,100 @@ def prepare(
             "only compare examples, write weight / weight.mean()."
         )
     if len(np.unique(examples.y)) == 1:
-        only = f"All labels of `validation` are {examples.y.flat[0]}"
-        raise ValueError(f"{only}: give examples of every kind, in their natural shares.")
-    strata = output.strata(examples.y)
-    if count < CROSS_FIT_BELOW:
-        return training, Validation(examples, examples, folds_of(strata, FOLDS, seed))
-    half = folds_of(strata, 2, seed)
-    most = max(1, min(WATCHED, NUMBERS // output.width))
-    fit, score = (examples.take(half == part) for part in (0, 1))
-    return training, Validation(fit.take(slice(None, None, -(-len(fit.y) // most))), score)
+        raise ValueError(
+            f"All labels of `validation` are {examples.y.flat[0]}: give examples of every kind, "
+            "in their natural shares."
+        )
 
 
 class _Sample:
     """Takes examples from all over batches whose number is unknown, evenly, and few at a time."""
 
     examples: Examples | None = None
-    _seen, _every = 0, 1
+    _seen = 0
+    _every = 1
 
     def add(self, part: Examples) -> None:
         """Take some examples of a batch; those of weight 0 are left out."""
         taken = slice(-self._seen % self._every, None, self._every)
-        self._seen += len(part.y)
+        self._seen += part.size
         part = part.take(taken)
         if part.weight is not None:
             part = part.take(part.weight != 0)
         parts = [part] if self.examples is None else [self.examples, part]
         examples = Examples(*keras.tree.map_structure(_joined, *parts))
-        while len(examples.y) > SAMPLE:
+        while examples.size > SAMPLE:
             examples = examples.take(slice(None, None, 2))
             self._every *= 2
         self.examples = examples
-
-
-def _arrays(data: Any) -> tuple[Any, ...] | None:
-    """Return (x, y) or (x, y, weight) as numpy arrays; None if the data is a dataset."""
-    if not isinstance(data, (tuple, list)) or not data:
-        return None
-    x, *others = data
-    return keras.tree.map_structure(as_array, x), *map(np.asarray, others)
-
-
-def _batches(data: Any, name: str) -> Iterator[Any]:
-    arrays = _arrays(data)
-    return dataset_batches(data, name)[1] if arrays is None else iter([arrays])
 
 
 def _joined(*batches: Any) -> Any:
     return None if batches[0] is None else np.concatenate(batches)
 
 
-def _counted(batch: Any) -> Any:
+def _parts(examples: Examples) -> tuple[Any, ...]:
+    """Return (x, y), or (x, y, weight) if there are weights."""
+    return tuple(examples) if examples.weight is not None else (examples.x, examples.y)
+
+
+def _counted(examples: Examples) -> Examples:
     """Return a batch without its examples of weight 0."""
-    if not isinstance(batch, (tuple, list)) or len(batch) != 3:
-        return batch
-    arrays = _arrays(batch)
-    weight = arrays[2]
-    if weight.ndim != 1 or any(len(x) != len(weight) for x in keras.tree.flatten(arrays)):
-        return batch  # which is refused
-    return keras.tree.map_structure(lambda part: part[weight != 0], arrays)
+    weight = examples.weight
+    if weight is None or weight.ndim != 1:
+        return examples
+    arrays = keras.tree.flatten(tuple(examples))
+    if any(len(array) != len(weight) for array in arrays):
+        return examples  # which is refused
+    return examples.take(weight != 0)
 
 
-def _checked(batch: Any, model: keras.Model, output: Output, name: str) -> Examples:
+def _checked(examples: Examples, model: keras.Model, output: Likelihood, name: str) -> Examples:
     """Return inputs and targets, or raise for what cannot be used."""
-    if not isinstance(batch, (tuple, list)) or len(batch) not in (2, 3):
+    if examples.y is None:
         raise ValueError(f"`{name}` must give (x, y) or (x, y, sample_weight).")
-    x, y, *weight = _arrays(batch)
-    y = output.targets(y, name)
-    if not all(x.shape == (len(y),) and np.all((x >= 0) & (x < np.inf)) for x in weight):
-        raise ValueError(f"`{name}` needs one weight, 0 or above, for each of {len(y)} targets.")
-    for part in keras.tree.flatten(x):
-        if part.dtype.kind == "O" and all(tensor.dtype != "string" for tensor in model.inputs):
+    y = _targets(examples.y, output, name)
+    weight = examples.weight
+    if weight is not None:
+        is_finite = np.all((weight >= 0) & (weight < np.inf))
+        if weight.shape != (len(y),) or not is_finite:
+            raise ValueError(
+                f"`{name}` needs one weight, 0 or above, for each of {len(y)} targets."
+            )
+        weight = weight.astype("float64")
+    takes_text = any(tensor.dtype == "string" for tensor in model.inputs)
+    for part in keras.tree.flatten(examples.x):
+        if part.dtype.kind == "O" and not takes_text:
             raise ValueError(f"The inputs of `{name}` are objects: give x.astype('float32').")
         if part.shape[:1] != (len(y),):
             raise ValueError(f"`{name}` has inputs {part.shape} for {len(y)} targets.")
-        check_finite(part, f"inputs of `{name}`")
-    first, graph = keras.tree.map_structure(lambda part: part[:1], x), functional_graph(model)
+    examples.check_finite(f"inputs of `{name}`")
+    _check_inputs(examples.x, model, name)
+    return Examples(examples.x, y, weight)
+
+
+def _targets(y: Any, output: Likelihood, name: str) -> np.ndarray:
+    if output.is_classifier:  # of one label, or of classes
+        labels = output.targets(y, what=f"With this loss, labels of `{name}`")
+        return labels.ravel().astype(int)
+    return output.targets(y, what=f"The targets of `{name}`").astype("float64")
+
+
+def _check_inputs(x: Any, model: keras.Model, name: str) -> None:
+    """Raise if the inputs do not have the structure and the shapes that a model takes."""
+    first = keras.tree.map_structure(lambda part: part[:1], x)
+    graph = functional_graph(model)
     try:
-        pairs = zip(keras_internals.graph_inputs(graph, first), graph.inputs, strict=True)
+        inputs = list(keras_internals.graph_inputs(graph, first))
+        pairs = list(zip(inputs, graph.inputs, strict=True))
     except Exception as error:  # its kinds differ
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"`model` cannot take the inputs of `{name}`: {reason}") from error
     for part, tensor in pairs:
-        sizes = zip(part.shape[1:], tensor.shape[1:], strict=True)
-        if any(wanted not in (None, size) for size, wanted in sizes):
-            got = f"have the shape {tuple(part.shape)}; `model` takes {tuple(tensor.shape)}"
-            raise ValueError(f"The inputs of `{name}` {got}.")
-    return Examples(x, y, weight[0].astype("float64") if weight else None)
+        shape = tuple(part.shape)
+        wanted = tuple(tensor.shape)
+        sizes = zip(shape[1:], wanted[1:], strict=True)
+        if any(expected not in (None, size) for size, expected in sizes):
+            raise ValueError(
+                f"The inputs of `{name}` have the shape {shape}; `model` takes {wanted}."
+            )

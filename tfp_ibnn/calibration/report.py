@@ -17,9 +17,10 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.extras import needs
 from tfp_ibnn._core.progress import Heartbeat, printer
 from tfp_ibnn.calibration.examples import Examples, read
-from tfp_ibnn.calibration.outputs import Classes, Output
+from tfp_ibnn.calibration.scaling import scaled_model
 from tfp_ibnn.calibration.trials import Trial
 from tfp_ibnn.decisions import Conformal, OODDetector, error_threshold
+from tfp_ibnn.likelihoods import Likelihood
 from tfp_ibnn.prediction import MonteCarlo
 
 _BLOCK = 2**23
@@ -149,7 +150,7 @@ class Report:
 
     candidates: list[Candidate]
     dropped: dict[str, str]
-    output: Output
+    output: Likelihood
     y: np.ndarray
     notes: dict[str, Any]  # of the run, for the model card
     seed: int
@@ -168,7 +169,8 @@ class Report:
         by_name = {x.name: x for x in self.candidates}
         found = by_name[checks.one_of("name", name, [*by_name])]
         engine = found.trial.engine
-        return self.output.wrap(engine.copy(found.trial.best), found.parameter, **engine.options)
+        network = engine.copy(found.trial.best)
+        return scaled_model(self.output, network, found.parameter, **engine.options)
 
     def table(self) -> Table:
         """Return the scores on the validation examples that the selection has used."""
@@ -236,7 +238,7 @@ class Report:
             raise ValueError("`test` has weights, which `decide` cannot use: give (x, y).")
         order = np.random.default_rng(self.seed).permutation(len(examples.y))
         known, new = map(examples.take, np.array_split(order, 2))
-        is_classes = isinstance(self.output, Classes)
+        is_classes = self.output.is_classifier
         method, score = ("lac", "entropy") if is_classes else ("split", "epistemic")
         found = {} if ood else {"OOD AUROC": "left out, as no set was given"}
         try:
@@ -281,7 +283,7 @@ class Report:
         if more <= _MARGIN * error:
             return ""
         now, before = (np.average(x, weights=self.weight) for x in (chosen, untreated))
-        if isinstance(self.output, Classes):
+        if self.output.is_classifier:
             scores = f"accuracy {1 - now:.4f} against {1 - before:.4f}"
             scores += f", {more:.4f} ± {_MARGIN * error:.4f} less"
         else:
@@ -306,7 +308,7 @@ class Report:
         pair = [("before", self.candidates[0]), ("after", self.chosen)]
         if self.chosen is self.candidates[0]:
             pair = [("before and after", self.chosen)]
-        if isinstance(self.output, Classes):
+        if self.output.is_classifier:
             options = {"figsize": (4 * len(pair), 4.2), "layout": "constrained"}
             figure, axes = plt.subplots(1, len(pair), **options)
             for ax, (when, x) in zip(np.atleast_1d(axes), pair, strict=True):
@@ -372,7 +374,7 @@ class Report:
         rows = {}
         for x, gap, error in zip(scored, *distances, strict=True):
             rows[x.name] = {
-                **self.output.scores(predictions[x.name], y, self.seed, weight),
+                **self.output.evidence(predictions[x.name], y, self.seed, weight),
                 self.output.column: _parameter(x),
                 "behind best": f"{gap:.4f} ± {error:.4f}" if gap else "best",
                 "draws": x.trial.engine.samples,
@@ -388,7 +390,7 @@ def _parameter(candidate: Candidate) -> float | str:
 
 
 def predict(
-    trial: Trial, output: Output, examples: Examples, parameters: Sequence[Any]
+    trial: Trial, output: Likelihood, examples: Examples, parameters: Sequence[Any]
 ) -> list[np.ndarray]:
     """Return a trial's predictions with each of the parameters, a block of examples at a time."""
     size, blocks = max(1, _BLOCK // (trial.engine.samples * output.width)), []

@@ -13,13 +13,15 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.progress import Heartbeat, printer
 from tfp_ibnn.calibration.doubts import doubts_about, errors_of
 from tfp_ibnn.calibration.examples import FOLDS, Validation, prepare
-from tfp_ibnn.calibration.outputs import Output, output_of
 from tfp_ibnn.calibration.report import Candidate, Report, predict
 from tfp_ibnn.calibration.trials import METHODS, Setting, Trial, fine_tune, fine_tuning_optimizer
 from tfp_ibnn.conversion.graph import functional_graph
-from tfp_ibnn.prediction.head import PredictionWrapper, activation_of
+from tfp_ibnn.conversion.wrappers import PredictionWrapper
+from tfp_ibnn.likelihoods import Likelihood
+from tfp_ibnn.likelihoods.infer import likelihood_for_calibration
+from tfp_ibnn.likelihoods.last_layer import activation_of
 from tfp_ibnn.weights import WeightPosterior, WeightSets
-from tfp_ibnn.weights.features import check_network
+from tfp_ibnn.weights.features import check_network, check_rows
 
 
 def calibrate(
@@ -98,7 +100,8 @@ def calibrate(
         kind = type(model).__name__
         raise ValueError(f"`model` is a {kind} already: give the network that it is made of.")
     check_network(model)
-    output, loss = output_of(model, loss)
+    check_rows(model.output_shape)
+    output, loss = likelihood_for_calibration(model, loss)
     own = {name: _posterior(name, x, model) for name, x in dict(candidates or {}).items()}
     optimizer = fine_tuning_optimizer(model, optimizer)
     say = printer(verbose)
@@ -203,7 +206,7 @@ def _ends(graph: keras.Model | None) -> str:
     return f"inputs {x} and outputs {y}, {'not ' * (not is_probability)}probabilities"
 
 
-def _candidates(trial: Trial, output: Output, data: Validation) -> list[Candidate]:
+def _candidates(trial: Trial, output: Likelihood, data: Validation) -> list[Candidate]:
     """Return what a trial gives with and without a fitted parameter."""
     start, fitted = time.monotonic(), list(output.variants.values())
     raw, y, weight = trial.watched(), data.fit.y, data.fit.weight
@@ -221,7 +224,7 @@ def _candidates(trial: Trial, output: Output, data: Validation) -> list[Candidat
     return found
 
 
-def _cross_fitted(trial: Trial, output: Output, data: Validation, fitted: bool) -> np.ndarray:
+def _cross_fitted(trial: Trial, output: Likelihood, data: Validation, fitted: bool) -> np.ndarray:
     """Return predictions for all examples, by epochs and parameters chosen without their fold."""
     parts = []
     for fold in range(FOLDS):

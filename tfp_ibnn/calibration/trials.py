@@ -16,10 +16,9 @@ import numpy as np
 from tfp_ibnn._core import keras_optimizers
 from tfp_ibnn._core.progress import Heartbeat, silent
 from tfp_ibnn.calibration.examples import FOLDS, Training, Validation, read
-from tfp_ibnn.calibration.outputs import Output
-from tfp_ibnn.conversion.convert import to_stochastic
-from tfp_ibnn.conversion.copying import copy_of
+from tfp_ibnn.conversion.convert import copy_of, to_stochastic
 from tfp_ibnn.layers import stochastic_layers
+from tfp_ibnn.likelihoods import Likelihood
 from tfp_ibnn.posteriors import NormalAffine
 from tfp_ibnn.prediction import MonteCarlo
 from tfp_ibnn.training import Interrupts, two_speed
@@ -127,7 +126,7 @@ class Trial:
         """The least that was watched."""
         return self._scores[0][0] if self._scores else math.inf
 
-    def watch(self, data: Validation, output: Output) -> float:
+    def watch(self, data: Validation, output: Likelihood) -> float:
         """Return the NLL of this state; note which is best, and which without each fold.
 
         At a fitted temperature: noise must not be chosen for what a temperature does as well.
@@ -145,7 +144,7 @@ class Trial:
         self._scores = [(nll, raw) if nll < best[0] else best for nll, best in pairs]
         return now[0]
 
-    def try_states(self, data: Validation, output: Output) -> None:
+    def try_states(self, data: Validation, output: Likelihood) -> None:
         """Watch all states of what is not trained; a failure costs no other trial."""
         try:
             for state in self.states:
@@ -163,7 +162,7 @@ class Setting(NamedTuple):
     """What the trials are made of."""
 
     model: keras.Model
-    output: Output
+    output: Likelihood
     optimizer: keras.optimizers.Optimizer
     loss: Any
     training: Training

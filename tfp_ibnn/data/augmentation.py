@@ -1,4 +1,4 @@
-"""Preprocessing inside the model: normalisation, and random shifts and flips in training."""
+"""Preprocessing inside the model: normalization, and random shifts and flips in training."""
 
 from typing import Any
 
@@ -28,7 +28,13 @@ class _Augmentation(ConfiguredLayer, SavesRandomState, layers.Layer):
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class RandomShift(_Augmentation):
-    """In training alone, move each image by up to `padding` pixels each way; zeros come in."""
+    """In training alone, move each image by up to `padding` pixels each way; zeros come in.
+
+    Args:
+        padding: the largest shift, in pixels.
+        seed: of the shifts; None draws one.
+        **kwargs: those of `keras.layers.Layer`.
+    """
 
     def __init__(self, padding: int = 4, seed: int | None = None, **kwargs: Any) -> None:
         super().__init__(seed, **kwargs)
@@ -36,30 +42,45 @@ class RandomShift(_Augmentation):
 
     def _changed(self, images: Tensor) -> Tensor:
         count = ops.shape(images)[0]
-        shifts = keras.random.randint((count, 2), 0, 2 * self.padding + 1, seed=self.seed_generator)
+        positions = 2 * self.padding + 1
+        shifts = keras.random.randint((count, 2), 0, positions, seed=self.seed_generator)
+        first_row, first_column = ops.split(shifts, 2, axis=1)
+        rows = _window(first_row, images.shape[1])
+        columns = _window(first_column, images.shape[2])
+        # Rows and columns apart: two small gathers instead of one index for each pixel.
+        rows = rows[:, :, None, None]
+        columns = columns[:, None, :, None]
         border = (self.padding, self.padding)
         padded = ops.pad(images, ((0, 0), border, border, (0, 0)))
-        # Rows and columns apart: two small gathers instead of one index for each pixel.
-        rows = shifts[:, :1] + ops.arange(images.shape[1], dtype=shifts.dtype)
-        columns = shifts[:, 1:] + ops.arange(images.shape[2], dtype=shifts.dtype)
-        padded = ops.take_along_axis(padded, rows[:, :, None, None], axis=1)
-        return ops.take_along_axis(padded, columns[:, None, :, None], axis=2)
+        moved = ops.take_along_axis(padded, rows, axis=1)
+        return ops.take_along_axis(moved, columns, axis=2)
+
+
+def _window(first: Tensor, size: int) -> Tensor:
+    """Return so many indices (images, size) from the first one of each image on."""
+    return first + ops.arange(size, dtype=first.dtype)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class RandomMirror(_Augmentation):
-    """In training alone, mirror each image, left to right, with probability one half."""
+    """In training alone, mirror each image, left to right, with probability one half.
+
+    Args:
+        seed: of the choices; None draws one.
+        **kwargs: those of `keras.layers.Layer`.
+    """
 
     def _changed(self, images: Tensor) -> Tensor:
-        shape = (ops.shape(images)[0], 1, 1, 1)
-        chosen = keras.random.uniform(shape, seed=self.seed_generator) < 0.5
-        return ops.where(chosen, ops.flip(images, axis=2), images)
+        count = ops.shape(images)[0]
+        drawn = keras.random.uniform((count, 1, 1, 1), seed=self.seed_generator)
+        mirrored = ops.flip(images, axis=2)
+        return ops.where(drawn < 0.5, mirrored, images)
 
 
 def preprocessing(
     images: np.ndarray, *, augment: bool = False, padding: int = 4, seed: int | None = None
 ) -> list[layers.Layer]:
-    """Return layers that augment raw images and normalise them, to put in front of a network.
+    """Return layers that augment raw images and normalize them, to put in front of a network.
 
     The network then takes raw pixels, wherever it is used. Each channel gets the mean 0 and the
     standard deviation 1. Augmentation comes before, so that what a shift brings in is black.
@@ -68,20 +89,34 @@ def preprocessing(
         images: training images, (examples, height, width, channels).
         augment: shift and mirror images at random in training.
         padding: largest shift, in pixels.
-        seed: of the augmentation.
+        seed: of the augmentation; None draws one.
+
+    Returns:
+        Keras layers: a `Normalization`, after `RandomShift` and `RandomMirror` if images are
+        augmented.
+
+    Example:
+        >>> import numpy as np, tfp_ibnn as ibnn
+        >>> images = np.arange(2 * 8 * 8).reshape(2, 8, 8, 1)
+        >>> [layer.name for layer in ibnn.data.preprocessing(images, augment=True, seed=0)]
+        ['shift', 'mirror', 'normal']
     """
-    if np.ndim(images) != 4 or len(images) == 0:
-        raise ValueError(f"`images` must be (N, height, width, channels); got {np.shape(images)}.")
-    total = np.prod(images.shape[:3])
+    shape = np.shape(images)
+    if len(shape) != 4 or shape[0] == 0:
+        raise ValueError(f"`images` must be (N, height, width, channels); got {shape}.")
+    pixels = np.prod(shape[:3])
     # Sums of whole numbers, which are exact, and without a float copy of all images.
-    mean = np.einsum("nhwc->c", images, dtype="float64") / total
-    square = np.einsum("nhwc,nhwc->c", images, images, dtype="float64") / total
+    mean = np.einsum("nhwc->c", images, dtype="float64") / pixels
+    square = np.einsum("nhwc,nhwc->c", images, images, dtype="float64") / pixels
     variance = square - mean**2
     # The squares of one value throughout differ from its mean's square by rounding alone.
     if not np.all(variance > 1e-11 * square):
         raise ValueError("`images` must be finite, and no channel have one value throughout.")
-    normalise = layers.Normalization(mean=mean.tolist(), variance=variance.tolist(), name="normal")
+    statistics = {"mean": mean.tolist(), "variance": variance.tolist()}
+    normalize = layers.Normalization(**statistics, name="normal")
     if not augment:
-        return [normalise]
-    mirror = RandomMirror(None if seed is None else seed + 1, name="mirror")
-    return [RandomShift(padding, seed, name="shift"), mirror, normalise]
+        return [normalize]
+    other_seed = None if seed is None else seed + 1
+    shift = RandomShift(padding, seed, name="shift")
+    mirror = RandomMirror(other_seed, name="mirror")
+    return [shift, mirror, normalize]

@@ -22,6 +22,12 @@ class ShuffledBatches(keras.utils.PyDataset):
         seed: of the order.
         drop_remainder: leave out examples that do not fill a batch, unless it is the only one.
         shard: (index, count) takes the share of one of `count` processes, of every batch, evenly.
+
+    Example:
+        >>> import numpy as np, tfp_ibnn as ibnn
+        >>> batches = ibnn.data.ShuffledBatches(np.zeros((10, 2)), np.arange(10), batch_size=4)
+        >>> [len(y) for _, y in (batches[i] for i in range(len(batches)))]
+        [4, 4, 2]
     """
 
     def __init__(
@@ -35,44 +41,59 @@ class ShuffledBatches(keras.utils.PyDataset):
     ) -> None:
         super().__init__()
         if len(x) != len(y) or len(x) == 0:
-            wanted = "hold the same number of examples, at least 1"
-            raise ValueError(f"`x` and `y` must {wanted}; got {len(x)} and {len(y)}.")
-        self.x, self.y = x, y
+            raise ValueError(
+                "`x` and `y` must hold the same number of examples, at least 1; got "
+                f"{len(x)} and {len(y)}."
+            )
+        self.x = x
+        self.y = y
         self.batch_size = checks.positive_integer("batch_size", batch_size)
         self.seed = checks.whole("seed", seed)
         self.drop_remainder = bool(drop_remainder) and len(x) >= self.batch_size
-        wrong = not isinstance(shard, (tuple, list)) or len(shard) != 2
-        self.shard = (0, 0) if wrong else tuple(checks.whole("shard", part) for part in shard)
-        if self.shard[0] >= (count := self.shard[1]):
-            raise ValueError(f"`shard` must be (index, count), such as (0, 2); got {shard!r}.")
-        last = 0 if self.drop_remainder else len(x) % self.batch_size
-        for size in (min(self.batch_size, len(x)), last):
-            if size % count:
-                remedy = "choose another `batch_size`, or `drop_remainder`"
-                raise ValueError(f"A batch of {size} does not make {count} shares: {remedy}.")
-        self._followed = self._begun = False
+        self.shard = _checked_shard(shard)
+        self._check_shares()
+        self._followed = False
+        self._begun = False
         self.set_epoch(0)
 
+    def _check_shares(self) -> None:
+        """Raise if a batch cannot be divided evenly among the processes."""
+        _, count = self.shard
+        whole = min(self.batch_size, len(self.x))
+        last = 0 if self.drop_remainder else len(self.x) % self.batch_size
+        for size in (whole, last):
+            if size % count:
+                raise ValueError(
+                    f"A batch of {size} does not make {count} shares: choose another `batch_size`, "
+                    "or `drop_remainder`."
+                )
+
     def __len__(self) -> int:
-        rest = len(self.x) % self.batch_size
-        return len(self.x) // self.batch_size + (rest > 0 and not self.drop_remainder)
+        full, remainder = divmod(len(self.x), self.batch_size)
+        has_part = remainder > 0 and not self.drop_remainder
+        return full + has_part
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         if index == 0 and self._finished and not self._followed:
             raise ValueError("A new epoch began unnoticed: pass `batches.follow()` as a callback.")
-        self._finished = index == len(self) - 1 and len(self) > 1
-        chosen = self.order[index * self.batch_size : (index + 1) * self.batch_size]
-        chosen = np.split(chosen, self.shard[1])[self.shard[0]]
-        return self.x[chosen], self.y[chosen]
+        last = len(self) - 1
+        self._finished = index == last and last > 0
+        start = index * self.batch_size
+        batch = self.order[start : start + self.batch_size]
+        place, count = self.shard
+        share = np.split(batch, count)[place]
+        return self.x[share], self.y[share]
 
     def on_epoch_begin(self) -> None:
         """Forget, before the first epoch, what Keras has read to learn of the shapes."""
         if not self._begun:
-            self._begun, self._finished = True, False
+            self._begun = True
+            self._finished = False
 
     def set_epoch(self, epoch: int) -> None:
         """Take the order of an epoch, counted from 0."""
-        self.order = np.random.default_rng((self.seed, epoch)).permutation(len(self.x))
+        random = np.random.default_rng((self.seed, epoch))
+        self.order = random.permutation(len(self.x))
         self._finished = False
 
     def follow(self) -> keras.callbacks.Callback:
@@ -83,3 +104,12 @@ class ShuffledBatches(keras.utils.PyDataset):
             self.set_epoch(epoch)
 
         return keras.callbacks.LambdaCallback(on_epoch_begin=begin)
+
+
+def _checked_shard(shard: Any) -> tuple[int, int]:
+    """Return (index, count), or raise."""
+    if isinstance(shard, (tuple, list)) and len(shard) == 2:
+        index, count = (checks.whole("shard", part) for part in shard)
+        if index < count:
+            return index, count
+    raise ValueError(f"`shard` must be (index, count), such as (0, 2); got {shard!r}.")

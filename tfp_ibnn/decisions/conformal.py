@@ -10,14 +10,16 @@ from scipy.stats import binomtest
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn.data.datasets import is_dataset
+from tfp_ibnn.data.examples import unpacked
 from tfp_ibnn.decisions.class_scores import ClassScores
 from tfp_ibnn.decisions.fitted import Fitted
 from tfp_ibnn.decisions.groups import group_ids, places_of_groups
 from tfp_ibnn.decisions.hashing import uniform, uniform_of_arrays
+from tfp_ibnn.likelihoods import Categorical, Gaussian, Labels
+from tfp_ibnn.likelihoods.categorical import classes
+from tfp_ibnn.likelihoods.numbers import finite_numbers
 from tfp_ibnn.metrics.detection import finite_vector
-from tfp_ibnn.prediction.batches import is_dataset, unpacked
-from tfp_ibnn.prediction.predictive import Categorical, Gaussian, Labels, Point
-from tfp_ibnn.weights.likelihood import classes, numbers
 
 # How far a number may be from the same example's in another batch, another graph or a file, by its
 # size. Scores this close count as ties.
@@ -80,8 +82,8 @@ class Conformal(Fitted):
         defaults = {"interval": coverage} if method == "cqr" else {}
         super().__init__(model, defaults, **kwargs)
         self.coverage = coverage
-        self._kind = self.inner._predictive
-        self._is_set = isinstance(self._kind, Categorical)
+        self._likelihood = self.inner.likelihood
+        self._is_set = self._likelihood.is_classifier
         methods = ("lac", "aps", "raps") if self._is_set else ("split", "cqr")
         if method is None:
             method = methods[0]
@@ -293,7 +295,7 @@ class Conformal(Fitted):
         prediction = {name: ops.cast(x, "float32") for name, x in prediction.items()}
         low, high = self._ends(prediction)
         mean = prediction["mean"]
-        is_single = type(self._kind) is Categorical or low.shape[-1] == 1
+        is_single = type(self._likelihood) is Categorical or low.shape[-1] == 1
         if len(mean.shape) != 2 or not is_single:
             raise ValueError(
                 "`model` must predict classes (N, K), or one number per example, (N, 1); it "
@@ -301,10 +303,10 @@ class Conformal(Fitted):
                 "ibnn.TemperatureScaling if it predicts classes."
             )
         if self._is_set:
-            if isinstance(self._kind, Labels):
+            if isinstance(self._likelihood, Labels):
                 mean = ops.concatenate([1 - mean, mean], axis=1)
             return ClassScores(self.method, self.k, self.penalty).of(mean, u)
-        if self.method == "split" and isinstance(self._kind, Gaussian):
+        if self.method == "split" and isinstance(self._likelihood, Gaussian):
             scale = ops.sqrt(prediction["total_variance"])
         else:
             scale = ops.ones_like(low)
@@ -315,7 +317,7 @@ class Conformal(Fitted):
         mean = prediction["mean"]
         if self.method != "cqr":
             return mean, mean
-        if type(self._kind) is Point and mean.shape[-1] == 2:
+        if self._likelihood.free_scale and mean.shape[-1] == 2:
             return mean[..., :1], mean[..., 1:]
         return prediction["lower"], prediction["upper"]
 
@@ -346,7 +348,7 @@ class Conformal(Fitted):
 
     def _targets(self, parts: dict[str, Any], y: Any) -> np.ndarray:
         if not self._is_set:
-            return finite_vector("y", numbers(y, 1, "`y`"), len(parts["low"]))
+            return finite_vector("y", finite_numbers(y, 1, "`y`"), len(parts["low"]))
         found = classes(y, parts["score"].shape[1], "`y`")
         return finite_vector("y", found, len(parts["score"])).astype(int)
 

@@ -8,8 +8,8 @@ from keras import ops
 
 from tfp_ibnn._core.backend import Tensor, matmul
 from tfp_ibnn.decisions.scores import check_softmax
+from tfp_ibnn.likelihoods.categorical import classes
 from tfp_ibnn.metrics.detection import finite_vector
-from tfp_ibnn.weights.likelihood import classes
 
 _AT_ONCE = 8192  # training examples that a batch is compared with
 _SHORTEST = 1e-12  # length of features that are brought to length 1
@@ -42,7 +42,7 @@ class FeatureScore:
         """
         return cls()
 
-    def check(self, predictive: Any) -> None:
+    def check(self, likelihood: Any) -> None:
         """Raise if a model whose outputs mean that does not have the score."""
 
     def learn(self, features: np.ndarray, y: Any, layer: keras.layers.Layer) -> Arrays:
@@ -81,8 +81,8 @@ class Energy(FeatureScore):
     name = "energy"
     needs_logits = True
 
-    def check(self, predictive: Any) -> None:
-        check_softmax(self.name, predictive)
+    def check(self, likelihood: Any) -> None:
+        check_softmax(self.name, likelihood)
 
     def learn(self, features: np.ndarray, y: Any, layer: keras.layers.Layer) -> Arrays:
         kernel, *biases = (weight.astype("float64") for weight in layer.get_weights())

@@ -10,9 +10,9 @@ from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.conversion import to_deterministic
 from tfp_ibnn.conversion.graph import functional_graph
+from tfp_ibnn.conversion.wrappers import PredictionWrapper
 from tfp_ibnn.decisions.feature_scores import FeatureScore
 from tfp_ibnn.layers import stochastic_layers
-from tfp_ibnn.prediction.head import PredictionWrapper
 from tfp_ibnn.weights.features import logit_layer
 
 

@@ -8,8 +8,9 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core.serialization import ConfiguredLayer
+from tfp_ibnn.conversion.wrappers import PredictionWrapper
 from tfp_ibnn.layers import stochastic_layers
-from tfp_ibnn.prediction.head import PredictionWrapper, check_one_output
+from tfp_ibnn.likelihoods.infer import check_one_output
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 
 
@@ -30,7 +31,7 @@ class Fitted(ConfiguredLayer, PredictionWrapper, keras.Model):
             is_plain = isinstance(model, keras.Model) and not stochastic_layers(model)
             samples = 1 if is_plain else 128
             model = MonteCarlo(model, samples=samples)
-        check_one_output(model._predictive, type(self).__name__)
+        check_one_output(model.likelihood, type(self).__name__)
         self.inner = _with_defaults(model, {"seed": 0, **defaults})
         self._arrays: dict[str, keras.Variable] = {}
         self.built = True

@@ -10,17 +10,17 @@ from tfp_ibnn._core import checks, keras_layers
 from tfp_ibnn._core.backend import Tensor, jit_pays
 from tfp_ibnn._core.text import with_strings
 from tfp_ibnn.conversion.graph import functional_graph
+from tfp_ibnn.conversion.wrappers import innermost
+from tfp_ibnn.data.datasets import is_dataset
+from tfp_ibnn.data.examples import check_finite, unpacked
 from tfp_ibnn.decisions.feature_scores import FEATURE_SCORES
 from tfp_ibnn.decisions.features import feature_network, warn_of_modes
 from tfp_ibnn.decisions.fitted import Fitted
 from tfp_ibnn.decisions.scores import OUTPUT_SCORES
+from tfp_ibnn.likelihoods.base import with_rank
 from tfp_ibnn.metrics.detection import ood_scores
-from tfp_ibnn.prediction.batches import is_dataset, unpacked
-from tfp_ibnn.prediction.head import innermost
 from tfp_ibnn.prediction.padding import mask_of_arrays, output_masks
-from tfp_ibnn.prediction.predictive import Categorical, Gaussian, Point, with_rank
 from tfp_ibnn.prediction.validation import check_input
-from tfp_ibnn.weights.features import check_finite
 
 _AT_ONCE = 1024  # training examples that are scored together
 
@@ -83,10 +83,10 @@ class OODDetector(Fitted):
         self._network = None
         if score in OUTPUT_SCORES:
             self._of_outputs = OUTPUT_SCORES[score]()
-            self._of_outputs.check(self.inner._predictive, self.inner.samples)
+            self._of_outputs.check(self.inner.likelihood, self.inner.samples)
         else:
             self._of_features = FEATURE_SCORES[score].with_options(self.k, self.bank)
-            self._of_features.check(self.inner._predictive)
+            self._of_features.check(self.inner.likelihood)
             self._network, _ = feature_network(self.inner, self._of_features, layer)
             warn_of_modes(self.inner, score)
 
@@ -141,7 +141,7 @@ class OODDetector(Fitted):
 
     def _features_of_dataset(self, x: Any, verbose: Any) -> tuple[np.ndarray, Any]:
         """Return features and classes, if any, in one pass, since it may be shuffled."""
-        has_classes = isinstance(self.inner._predictive, Categorical)
+        has_classes = self.inner.likelihood.is_classifier
         features = []
         labels = []
         for inputs, y, _ in unpacked(x, "x", verbose):
@@ -153,7 +153,7 @@ class OODDetector(Fitted):
 
     def _check_classes(self, y: Any) -> None:
         """Raise where the targets of a regression are given in place of classes, or none at all."""
-        if not isinstance(self.inner._predictive, (Point, Gaussian)):
+        if self.inner.likelihood.is_classifier:
             return
         name = innermost(self.inner).name
         if y is None:

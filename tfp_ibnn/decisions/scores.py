@@ -4,7 +4,7 @@ from typing import Any
 
 from keras import ops
 
-from tfp_ibnn.prediction.predictive import Categorical
+from tfp_ibnn.likelihoods import Categorical
 
 
 class OutputScore:
@@ -13,11 +13,11 @@ class OutputScore:
     A new score is a subclass with `of_prediction`, and an entry in `OUTPUT_SCORES`.
     """
 
-    def check(self, predictive: Any, samples: int) -> None:
+    def check(self, likelihood: Any, samples: int) -> None:
         """Raise if a model does not have the score.
 
         Args:
-            predictive: what its outputs mean, a `Predictive`.
+            likelihood: what its outputs mean, a `Likelihood`.
             samples: how many draws its predictions are from.
         """
 
@@ -29,8 +29,8 @@ class OutputScore:
 class MaxProbability(OutputScore):
     """Minus the largest probability of the averaged prediction."""
 
-    def check(self, predictive: Any, samples: int) -> None:
-        check_softmax("max_probability", predictive)
+    def check(self, likelihood: Any, samples: int) -> None:
+        check_softmax("max_probability", likelihood)
 
     def of_prediction(self, prediction: dict[str, Any]) -> Any:
         return -ops.max(prediction["mean"], axis=-1)
@@ -39,8 +39,8 @@ class MaxProbability(OutputScore):
 class Entropy(OutputScore):
     """The entropy of the averaged prediction, in nats."""
 
-    def check(self, predictive: Any, samples: int) -> None:
-        if not isinstance(predictive, Categorical):
+    def check(self, likelihood: Any, samples: int) -> None:
+        if not likelihood.is_classifier:
             raise ValueError("score='entropy' is for classes; 'epistemic' is for numbers too.")
 
     def of_prediction(self, prediction: dict[str, Any]) -> Any:
@@ -50,7 +50,7 @@ class Entropy(OutputScore):
 class Epistemic(OutputScore):
     """What the draws of a posterior disagree about."""
 
-    def check(self, predictive: Any, samples: int) -> None:
+    def check(self, likelihood: Any, samples: int) -> None:
         if samples == 1:
             raise ValueError("score='epistemic' needs a posterior; `model` has none.")
 
@@ -58,14 +58,14 @@ class Epistemic(OutputScore):
         return prediction["epistemic"]
 
 
-def check_softmax(score: str, predictive: Any) -> None:
+def check_softmax(score: str, likelihood: Any) -> None:
     """Raise if a model's outputs are not a softmax over classes.
 
     Args:
         score: name of the score that needs it.
-        predictive: what the outputs mean, a `Predictive`.
+        likelihood: what the outputs mean, a `Likelihood`.
     """
-    if type(predictive) is not Categorical:
+    if type(likelihood) is not Categorical:
         raise ValueError(f"score={score!r} is for models with a softmax over classes.")
 
 

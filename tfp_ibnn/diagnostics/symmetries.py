@@ -9,8 +9,8 @@ from keras.layers import Dense
 from scipy.optimize import linear_sum_assignment
 
 from tfp_ibnn.conversion.graph import Graph
+from tfp_ibnn.likelihoods.numbers import finite_numbers
 from tfp_ibnn.weights.features import check_network
-from tfp_ibnn.weights.likelihood import numbers
 
 _PROBE = np.outer(np.geomspace(0.01, 100, 30), [1, -1]).astype("float32")
 _BALANCING_SWEEPS = 100
@@ -71,7 +71,7 @@ def checked_rows(values: Any, size: int, name: str) -> np.ndarray:
         raise ValueError(f"`{name}` must be at least one row of {size} numbers; got none.")
     copied = np.array(values, "float64")
     last_axis = copied.shape[-1:]
-    return numbers(copied.reshape(-1, *last_axis), size, f"`{name}`")
+    return finite_numbers(copied.reshape(-1, *last_axis), size, f"`{name}`")
 
 
 class _HiddenLayer(NamedTuple):

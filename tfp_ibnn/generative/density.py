@@ -12,6 +12,7 @@ from keras import ops
 from tfp_ibnn._core import backend, checks, files
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.serialization import SavesRandomState
+from tfp_ibnn.data.examples import check_finite
 from tfp_ibnn.flows import Flow, Surjection
 from tfp_ibnn.flows.batchnorm import refuse_batch_norm
 from tfp_ibnn.flows.chain import copied, through
@@ -21,7 +22,6 @@ from tfp_ibnn.generative.unsupervised import Unsupervised
 from tfp_ibnn.noise import counter
 from tfp_ibnn.noise.hashing import hashed
 from tfp_ibnn.posteriors.base import log_normal
-from tfp_ibnn.weights.features import check_finite
 
 _ADAPTING_EXAMPLES = 10_000  # by which a density with a surjection adapts
 

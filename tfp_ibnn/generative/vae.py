@@ -13,15 +13,15 @@ from tfp_ibnn._core import backend, checks, constraints
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.serialization import SavesRandomState
 from tfp_ibnn.conversion.graph import infer
+from tfp_ibnn.data.examples import check_finite, labelled_batches
 from tfp_ibnn.flows import Flow
 from tfp_ibnn.flows.chain import through
 from tfp_ibnn.generative.density import FlowDensity
 from tfp_ibnn.generative.pixels import LIKELIHOODS
 from tfp_ibnn.generative.unsupervised import Unsupervised
+from tfp_ibnn.likelihoods.last_layer import activation_of
 from tfp_ibnn.posteriors.base import log_normal
 from tfp_ibnn.posteriors.flow import copied
-from tfp_ibnn.prediction.head import activation_of
-from tfp_ibnn.weights.features import batches, check_finite
 
 _SAMPLES_AT_ONCE = 10
 
@@ -256,7 +256,7 @@ class VAE(SavesRandomState, Unsupervised):
         terms = backend.compiled(self._sampled_terms, self.variables)
         x = self._checked(x)
         estimates = []
-        for inputs, _ in batches(x, x, batch_size, verbose):
+        for inputs, _ in labelled_batches(x, x, batch_size, verbose):
             h = infer(self.encoder, inputs)
             count = min(samples, _SAMPLES_AT_ONCE)
             shape = (count, len(h), self.latent_size)
@@ -367,7 +367,7 @@ class VAE(SavesRandomState, Unsupervised):
 def _in_batches(function: Callable[..., Tensor], *arrays: np.ndarray) -> np.ndarray:
     """Return what a function makes of two arrays, a thousand rows at a time."""
     results = []
-    for parts in batches(*arrays, 1000):
+    for parts in labelled_batches(*arrays, 1000):
         result = function(*parts)
         results.append(ops.convert_to_numpy(result))
     return np.concatenate(results)

@@ -18,14 +18,16 @@ from tfp_ibnn._core.backend import REPLICA_STRIDE, Tensor, jit_pays, replica_id
 from tfp_ibnn._core.progress import FirstBatch
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn._core.text import with_strings
+from tfp_ibnn.conversion.wrappers import PredictionWrapper
+from tfp_ibnn.likelihoods import Likelihood
+from tfp_ibnn.likelihoods.infer import likelihood_of
 from tfp_ibnn.noise import counter
 from tfp_ibnn.prediction import validation
-from tfp_ibnn.prediction.head import PredictionWrapper, check_model, predictive_of
 from tfp_ibnn.prediction.padding import output_masks, without_padding
-from tfp_ibnn.prediction.predictive import Point, Predictive
 from tfp_ibnn.prediction.samplers import NoiseSampler
 from tfp_ibnn.prediction.saved_model import write_saved_model
-from tfp_ibnn.prediction.several import Several, by_name
+from tfp_ibnn.prediction.summary import Wanted, average, of_one
+from tfp_ibnn.prediction.validation import check_model
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -59,9 +61,10 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         model: a built Keras model with stochastic layers, a `TemperatureScaling`, or a posterior
             over weights such as `DeepEnsemble`.
         samples: number of draws; of a posterior with fewer weight sets, all of them.
-        head: what the output means: "softmax", "sigmoid", "gaussian", "point", or a function that
-            makes a TFP distribution of it, as for `layers.DistributionNLL`; None finds out from the
-            last layer and the loss the model is compiled with. A dict for several outputs.
+        head: what the output means: "softmax", "sigmoid", "gaussian", "point", a function that
+            makes a TFP distribution of it, as for `layers.DistributionNLL`, or a `Likelihood` of
+            your own; None finds out from the last layer and the loss the model is compiled with. A
+            dict for several outputs.
         from_logits: whether the output is logits; None finds out the same way.
         sampling: "iid", "antithetic" (mirrored pairs) or "qmc" (quasi-random, up to 65,536 draws).
         seed: of the draws, a whole number of 0 or above.
@@ -117,9 +120,9 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         if standard_error and (sampling != "iid" or samples < 2):
             got = f"{samples} with sampling={sampling!r}"
             raise ValueError(f"`standard_error` needs 2 or more independent `samples`; got {got}.")
-        predictive = predictive_of(network, head, from_logits)
+        likelihood = likelihood_of(network, head, from_logits)
         if interval is not None:
-            _warn_of_open_noise(predictive, interval)
+            _warn_of_open_noise(likelihood, interval)
         # Inputs reach the model as they are; it knows best which precision it needs.
         super().__init__(**{"autocast": False, **kwargs})
         self.inner = model
@@ -138,7 +141,8 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         integers = {"initializer": "zeros", "dtype": "int", "trainable": False}
         self._key = self.add_weight(shape=(2,), name="key", **integers)
         self._batch = self.add_weight(shape=(), name="batch", **integers)
-        self._predictive, self._scores = predictive, predictive.scores()
+        self.likelihood = likelihood
+        self._scores = likelihood.scores()
         self._masks = output_masks(network)
         self.built = True
         self.resample()
@@ -167,18 +171,19 @@ class MonteCarlo(PredictionWrapper, keras.Model):
         """Do as a call does, but without state; `stream` chooses among `independent` draws."""
         first, second = ops.unstack(ops.cast(self._key, "int32"), num=2)
         key = ops.stack([first + ops.cast(stream, "int32"), second])
-        return self._predictive.average(self._sampler.chunks(inputs, key), self)
+        wanted = Wanted(self.samples, self.return_samples, self.interval, self.standard_error)
+        return average(self.likelihood, self._sampler.chunks(inputs, key), wanted)
 
     serve = average
 
     def draw(self, inputs: Any, number: int | Tensor) -> dict[str, Tensor]:
         """Return `mean` and `aleatoric` of one network; 0 to `samples` - 1 are those averaged."""
         outputs = self._sampler.draw(inputs, ops.cast(self._key, "int32"), number)
-        return self._predictive.of_one(outputs)
+        return of_one(self.likelihood, outputs)
 
     def at_mean(self, inputs: Any) -> dict[str, Tensor]:
         """Return the output of the network without noise, with every z at its posterior mean."""
-        return self._predictive.of_one(self._sampler.at_mean(inputs))
+        return of_one(self.likelihood, self._sampler.at_mean(inputs))
 
     def compute_output_spec(self, inputs: Any) -> Any:
         raise NotImplementedError("MonteCarlo is called on data, not in a Functional model.")
@@ -257,29 +262,37 @@ class MonteCarlo(PredictionWrapper, keras.Model):
     ) -> Tensor:
         if y is None:
             raise ValueError("The evaluation needs labels or targets: `y` is missing.")
+        targets = self.likelihood.split_given("y", y)
         weights = self._weights(y_pred, sample_weight, scaled=True)
-        return self._predictive.mean_loss(y, y_pred, weights)
+        predictions = self.likelihood.split(y_pred)
+        # Of several outputs, the sum of their losses.
+        return sum(
+            part.mean_loss(targets[name], predictions[name], weights[name])
+            for name, part in self.likelihood.parts.items()
+        )
 
     def compute_metrics(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None
     ) -> dict[str, Tensor]:
-        self._predictive.update(self._scores, y, y_pred, self._weights(y_pred, sample_weight))
-        several = isinstance(self._predictive, Several)
-        means = {k: v["mean"] for k, v in y_pred.items()} if several else y_pred["mean"]
-        return super().compute_metrics(x, y, means, sample_weight)
+        targets = self.likelihood.split_given("y", y)
+        weights = self._weights(y_pred, sample_weight)
+        predictions = self.likelihood.split(y_pred)
+        scores = self.likelihood.split(self._scores)
+        for name, part in self.likelihood.parts.items():
+            part.update(scores[name], targets[name], predictions[name], weights[name])
+        means = {name: prediction["mean"] for name, prediction in predictions.items()}
+        return super().compute_metrics(x, y, self.likelihood.join(means), sample_weight)
 
-    def _weights(self, y_pred: Any, sample_weight: Any, scaled: bool = False) -> Any:
-        """Return the weights of examples and positions, 0 for those that are padding."""
+    def _weights(self, y_pred: Any, sample_weight: Any, scaled: bool = False) -> dict[str, Any]:
+        """Return the weights of each output's examples and positions, 0 for padding."""
+        weights = self.likelihood.split_given("sample_weight", sample_weight, for_all=True)
         if self._masks is None:
-            return sample_weight
-        several = isinstance(self._predictive, Several)
-        names = [*self._predictive.heads] if several else [""]
-        weights = by_name("sample_weight", sample_weight, names, for_all=True)
-        for name in names:
-            mask = keras_internals.mask_of((y_pred[name] if several else y_pred)["mean"])
+            return weights
+        for name, prediction in self.likelihood.split(y_pred).items():
+            mask = keras_internals.mask_of(prediction["mean"])
             if mask is not None:
                 weights[name] = without_padding(mask, weights[name], scaled)
-        return weights if several else weights[""]
+        return weights
 
     def get_config(self) -> dict[str, Any]:
         head = keras.saving.serialize_keras_object(self.head)
@@ -297,9 +310,9 @@ def _with_callback(own: keras.callbacks.Callback, given: Any) -> Any:
     return given if is_ready else [own, *keras.tree.flatten(given or [])]
 
 
-def _warn_of_open_noise(predictive: Predictive, interval: float) -> None:
-    heads = predictive.heads if isinstance(predictive, Several) else {"": predictive}
-    points = [name for name, head in heads.items() if type(head) is Point]
+def _warn_of_open_noise(likelihood: Likelihood, interval: float) -> None:
+    """Warn that an interval of draws holds few observations, if their noise is not predicted."""
+    points = [name for name, part in likelihood.parts.items() if part.free_scale]
     if points:
         which = "the output" if points == [""] else f"the outputs {points}"
         warnings.warn(

@@ -11,9 +11,10 @@ from tfp_ibnn import noise
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.conversion.graph import functional_graph
+from tfp_ibnn.conversion.wrappers import innermost
 from tfp_ibnn.layers import inside
-from tfp_ibnn.prediction.head import innermost, output_names
-from tfp_ibnn.prediction.predictive import with_rank
+from tfp_ibnn.likelihoods.base import with_rank
+from tfp_ibnn.likelihoods.several import output_names
 
 Masks = Callable[[Any], dict[str, Tensor]]
 """Gives, for inputs, the masks of outputs by name, "" for one; those without padding have none."""

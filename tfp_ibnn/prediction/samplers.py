@@ -13,10 +13,11 @@ from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import Chunks, Sampler, WeightPosterior
 from tfp_ibnn.conversion.graph import Graph, infer
+from tfp_ibnn.conversion.wrappers import PredictionWrapper, ScaledModel, unscaled
 from tfp_ibnn.layers import inside, stochastic_layers
 from tfp_ibnn.layers.rows import check_rows, may_move_examples
+from tfp_ibnn.likelihoods.several import named_outputs
 from tfp_ibnn.noise.counter import SOBOL_BITS
-from tfp_ibnn.prediction.head import PredictionWrapper, ScaledModel, named_outputs, unscaled
 
 _CHUNK_ELEMENTS = 2**22
 """How many numbers the largest tensor of a chunk may have."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from tfp_ibnn._core import backend, files, keras_internals
 from tfp_ibnn.conversion.graph import functional_graph
-from tfp_ibnn.prediction.head import innermost
+from tfp_ibnn.conversion.wrappers import innermost
 
 MANIFEST = "assets.extra/tfp_ibnn.json"
 """The manifest of an exported folder."""

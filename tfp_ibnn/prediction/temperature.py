@@ -7,26 +7,27 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops
-from scipy.optimize import brentq
-from scipy.special import softmax
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.text import TakesStrings, with_strings
 from tfp_ibnn.conversion.graph import functional_graph
-from tfp_ibnn.metrics._base import Examples, checked, spread
-from tfp_ibnn.prediction.batches import is_dataset, unpacked
-from tfp_ibnn.prediction.head import (
-    ScaledModel,
-    activation_of,
-    innermost,
-    logits_by_loss,
-    predicts_numbers,
-)
+from tfp_ibnn.conversion.wrappers import ScaledModel, innermost
+from tfp_ibnn.data.datasets import is_dataset
+from tfp_ibnn.data.examples import Examples, unpacked
+from tfp_ibnn.likelihoods import Categorical, Labels
+from tfp_ibnn.likelihoods.infer import logits_by_loss, predicts_numbers
+from tfp_ibnn.likelihoods.last_layer import activation_of
+from tfp_ibnn.likelihoods.temperature import BOUNDS, best_temperature
+from tfp_ibnn.metrics._base import checked, spread
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 from tfp_ibnn.prediction.padding import mask_of_arrays, output_masks
 
-BOUNDS = (0.01, 100.0)  # between which a temperature is sought
+_REASONS = {
+    BOUNDS[0]: "every prediction is right: the colder, the better",
+    BOUNDS[1]: "the predictions are no better than chance",
+}
+"""Why a fitted temperature is at a bound."""
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -87,14 +88,8 @@ class TemperatureScaling(ScaledModel, TakesStrings, keras.Model):
         """Return an output of the classifier at the temperature."""
         outputs, from_logits = self._read(outputs)
         outputs = ops.cast(outputs, self.temperature.dtype)
-        if from_logits:
-            return outputs / self.temperature
-        tiny = np.finfo(self.temperature.dtype).tiny
-        log_probabilities = ops.log(ops.maximum(outputs, tiny))
-        if outputs.shape[-1] == 1:
-            other = ops.log(ops.maximum(1 - outputs, tiny))
-            return ops.sigmoid((log_probabilities - other) / self.temperature)
-        return ops.softmax(log_probabilities / self.temperature)
+        kind = Labels if outputs.shape[-1] == 1 else Categorical
+        return kind(from_logits).scaled(outputs, self.temperature)
 
     def fit(
         self,
@@ -136,22 +131,31 @@ class TemperatureScaling(ScaledModel, TakesStrings, keras.Model):
         if mask is not None:
             sample_weight = _unpadded(np.shape(outputs)[:-1], sample_weight, mask)
         examples = checked(outputs, y, sample_weight, from_logits, names)
-        self.temperature.assign(_best_temperature(examples))
+        labels = np.argmax(examples.targets, axis=-1)
+        if np.ptp(labels) == 0:
+            raise ValueError(f"`y` must hold at least two classes to fit to; got only {labels[0]}.")
+        log_p = examples.log_probabilities.astype("float64")[:, None]
+        temperature = best_temperature(log_p, labels, examples.weight)
+        _warn_at_bound(temperature)
+        self.temperature.assign(temperature)
         self._head = "sigmoid" if outputs.shape[-1] == 1 else None
         self.built = True  # the classifier is, now that it was run
         return self
 
     def _outputs_of_dataset(self, x: Any, masks: Any, verbose: Any) -> tuple[Any, Any, Any, Any]:
         """Return outputs, labels, weights and masks, in one pass, since it may be shuffled."""
-        parts = []
+        parts, all_masks = [], []
         for inputs, labels, weight in unpacked(x, "x", verbose):
             if labels is None:
                 raise ValueError("`x` must give batches (x, y) with labels; got inputs alone.")
-            weight = np.ones(len(labels)) if weight is None else weight
+            if weight is None:
+                weight = np.ones(len(labels))
             outputs = self.model.predict_on_batch(inputs)
-            mask = None if masks is None else mask_of_arrays(masks, inputs)
-            parts.append((outputs, labels, weight, mask))
-        return keras.tree.map_structure(_joined, *parts)
+            parts.append(Examples(outputs, labels, weight))
+            if masks is not None:
+                all_masks.append(mask_of_arrays(masks, inputs))
+        mask = np.concatenate(all_masks) if all_masks and all_masks[0] is not None else None
+        return *Examples.joined(parts), mask
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Score by accuracy, NLL, Brier score and ECE, or by what the model is compiled with."""
@@ -206,10 +210,6 @@ class TemperatureScaling(ScaledModel, TakesStrings, keras.Model):
         return outputs, from_logits
 
 
-def _joined(*batches: Any) -> Any:
-    return None if batches[0] is None else np.concatenate(batches)
-
-
 def _unpadded(positions: tuple[int, ...], weight: Any, mask: np.ndarray) -> np.ndarray:
     """Return a weight for each position, 0 for those that are padding."""
     weight = np.asarray(1.0 if weight is None else weight)
@@ -217,28 +217,10 @@ def _unpadded(positions: tuple[int, ...], weight: Any, mask: np.ndarray) -> np.n
     return np.where(spread(np, mask, positions, "mask"), weight, 0.0)
 
 
-def _best_temperature(examples: Examples) -> float:
-    """Return the temperature at which the derivative of the negative log-likelihood is 0."""
-    if np.ptp(np.argmax(examples.targets, axis=-1)) == 0:
-        only = np.argmax(examples.targets[0])
-        raise ValueError(f"`y` must hold at least two classes to fit to; got only {only}.")
-    # A class excluded by the logit -inf; 0 * -inf would be NaN.
-    least = np.log(np.finfo("float64").tiny)
-    log_p = np.maximum(examples.log_probabilities.astype("float64"), least)
-    observed = np.sum(log_p * examples.targets, axis=-1)
-
-    def slope(log_inverse: float) -> float:
-        expected = np.sum(softmax(np.exp(log_inverse) * log_p, axis=-1) * log_p, axis=-1)
-        return float(np.average(expected - observed, weights=examples.weight))
-
-    cold, hot = -np.log(BOUNDS)
-    if slope(cold) <= 0:
-        temperature, reason = BOUNDS[0], "every prediction is right: the colder, the better"
-    elif slope(hot) >= 0:
-        temperature, reason = BOUNDS[1], "the predictions are no better than chance"
-    else:
-        return float(np.exp(-brentq(slope, hot, cold)))
-    remedy = "Fit it to more data that the model was not trained on."
-    stop = f"The temperature stops at {temperature:g}, because on these data {reason}"
-    warnings.warn(f"{stop}. {remedy}", stacklevel=3)
-    return temperature
+def _warn_at_bound(temperature: float) -> None:
+    if temperature in _REASONS:
+        warnings.warn(
+            f"The temperature stops at {temperature:g}, because on these data "
+            f"{_REASONS[temperature]}. Fit it to more data that the model was not trained on.",
+            stacklevel=3,
+        )

@@ -1,4 +1,4 @@
-"""What goes into a prediction, and what comes out of it, must be numbers."""
+"""What is averaged must be a built network; what goes in, and what comes out, numbers."""
 
 from typing import Any
 
@@ -6,7 +6,35 @@ import keras
 import numpy as np
 from keras import ops
 
+from tfp_ibnn._core import keras_internals
+from tfp_ibnn._core.protocols import WeightPosterior
+from tfp_ibnn.conversion.graph import functional_graph
+from tfp_ibnn.conversion.wrappers import unscaled
+from tfp_ibnn.layers import stochastic_layers
+
 _NOT_PROBABILITIES = "not probabilities that sum to 1 (logits? then give from_logits=True)"
+
+
+def check_model(model: Any, dropout: bool) -> keras.Model:
+    """Return the network that is averaged, or raise for a model that cannot be.
+
+    Args:
+        model: what the user gives to `MonteCarlo`.
+        dropout: whether dropout stays on.
+    """
+    network = model.network if isinstance(model, WeightPosterior) else model
+    if not isinstance(network, keras.Model):
+        raise ValueError(f"`model` must be a Keras model; got {model!r}.")
+    if not network.built or not all(layer.built for layer in stochastic_layers(network)):
+        raise ValueError(f"Model {network.name!r} is not built: call it on data, or build it.")
+    if any(getattr(x, "stateful", False) for x in keras_internals.nested_layers(network)):
+        raise ValueError(f"Model {network.name!r} has a layer with `stateful=True`: leave it out.")
+    if dropout and functional_graph(unscaled(network)) is None:
+        raise ValueError(
+            "`dropout` is for Functional and Sequential models, not for "
+            f"{network.name!r}, a {type(network).__name__}."
+        )
+    return network
 
 
 def check_input(x: Any, y: Any = None) -> None:

@@ -13,8 +13,8 @@ from tfp_ibnn._core import checks, keras_internals, protocols
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.serialization import naming_unknown_classes, storable
 from tfp_ibnn.conversion.copying import copy_of
+from tfp_ibnn.data.examples import Examples, unpacked
 from tfp_ibnn.noise import counter
-from tfp_ibnn.prediction.batches import unpacked
 from tfp_ibnn.prediction.samplers import WeightSampler
 from tfp_ibnn.weights.architecture import difference
 
@@ -296,9 +296,7 @@ def _statistics_of_last_batch(norms: Sequence[Any]) -> Iterator[None]:
 def _batches(data: Any, batch_size: int) -> Iterator[Any]:
     data = data[0] if isinstance(data, tuple) else data
     leaves = keras.tree.flatten(data)
-    if all(hasattr(leaf, "shape") for leaf in leaves):
-        for start in range(0, len(leaves[0]), batch_size):
-            yield keras.tree.map_structure(lambda x, s=start: x[s : s + batch_size], data)
-        return
-    for inputs, _, _ in unpacked(data, "data"):
-        yield inputs
+    is_arrays = all(hasattr(leaf, "shape") for leaf in leaves)
+    parts = Examples(data).batches(batch_size) if is_arrays else unpacked(data, "data")
+    for part in parts:
+        yield part.x

@@ -1,19 +1,19 @@
 """A network cut before some of its layers, without the activation of its output."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn._core import checks, keras_internals
+from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.backend import Tensor, compiled
 from tfp_ibnn.conversion.graph import Graph, functional_graph, infer
+from tfp_ibnn.data.examples import check_finite, labelled_batches
 from tfp_ibnn.layers import StochasticLayer, stochastic_layers
-from tfp_ibnn.prediction.batches import as_array, dataset_batches, progress_bar
-from tfp_ibnn.prediction.head import is_transparent, output_call, own_activation
-from tfp_ibnn.weights.likelihood import likelihood_of
+from tfp_ibnn.likelihoods.infer import likelihood_for_weights
+from tfp_ibnn.likelihoods.last_layer import is_transparent, output_call, own_activation
 from tfp_ibnn.weights.vectors import precision_of
 
 
@@ -36,7 +36,7 @@ class LogitNetwork:
         from_logits: bool | None = None,
     ) -> None:
         self.model = model
-        self.likelihood = likelihood_of(model, head, from_logits)
+        self.likelihood = likelihood_for_weights(model, head, from_logits)
         self.graph = Graph(model, is_chosen)
         self.prefix = self.graph.prefix
         shape = tuple(functional_graph(model).outputs[0].shape)
@@ -61,12 +61,12 @@ class LogitNetwork:
         """
         prefix = compiled(self.prefix, self.model.weights)
         parts = []
-        for inputs, labels in batches(x, y, batch_size, verbose):
+        for inputs, labels in labelled_batches(x, y, batch_size, verbose):
             values = keras.tree.map_structure(self.wide, prefix(inputs))
             lengths = {len(value) for value in values.values()}
             if lengths != {len(labels)}:
                 raise ValueError("`model` has a tensor whose first axis is not that of examples.")
-            targets = self.likelihood.targets(labels, self.width)
+            targets = self.likelihood.targets(labels)
             parts.append((values, targets))
         return joined(parts)
 
@@ -271,48 +271,6 @@ def check_rows(shape: tuple[int | None, ...]) -> None:
         )
     if len(shape) != 2 or shape[-1] is None:
         raise ValueError(f"`model` must have one output of shape (N, K); got {shape}.")
-
-
-def batches(
-    x: Any, y: Any, batch_size: int, verbose: Any = 0, once: bool = True
-) -> Iterator[tuple[Any, np.ndarray]]:
-    """Yield (inputs, targets) of arrays, or of a dataset that ends, with a progress bar.
-
-    A generator is taken if it is read `once`.
-    """
-    if y is not None:
-        size = checks.positive_integer("batch_size", batch_size)
-        x, y = keras.tree.map_structure(as_array, x), np.asarray(y)
-        lengths = {len(part) for part in keras.tree.flatten(x)} | {len(y)}
-        if len(lengths) != 1:
-            raise ValueError(f"`x` and `y` must have as many examples; got {sorted(lengths)}.")
-        slices = [slice(start, start + size) for start in range(0, len(y), size)]
-        count = len(slices)
-        found = (keras.tree.map_structure(lambda a, rows=rows: a[rows], (x, y)) for rows in slices)
-    else:
-        count, found = dataset_batches(x, "x", once)
-    bar = progress_bar(count, verbose)
-    number = 0
-    for number, batch in enumerate(found, start=1):
-        if len(batch) != 2:
-            raise ValueError(f"A dataset must give (x, y); got {len(batch)} parts.")
-        inputs, targets = keras.tree.map_structure(as_array, tuple(batch))
-        if not len(targets):
-            continue
-        for part in keras.tree.flatten(inputs):
-            check_finite(part, "inputs")
-        yield inputs, targets
-        bar.update(number)
-    if not number:
-        raise ValueError("There are no examples.")
-
-
-def check_finite(values: np.ndarray, what: str) -> None:
-    """Raise for NaN or infinity."""
-    if values.dtype.kind == "f" and not np.isfinite(values).all():
-        bad = ~np.isfinite(values).reshape(len(values), -1).all(axis=1)
-        where = f"{bad.sum()} of {len(bad)} rows; the first is number {bad.argmax()}"
-        raise ValueError(f"The {what} hold NaN or infinity in {where}.")
 
 
 def joined(parts: Sequence[Any]) -> Any:

@@ -10,8 +10,8 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import tfd
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.flows import Flow
+from tfp_ibnn.likelihoods.numbers import finite_numbers
 from tfp_ibnn.weights.adam import ascend
-from tfp_ibnn.weights.likelihood import numbers
 from tfp_ibnn.weights.objectives import ElboObjective, Objective, SamplesObjective, Sizes
 from tfp_ibnn.weights.refinement import RefinedPosterior
 from tfp_ibnn.weights.target import Target
@@ -154,7 +154,7 @@ def _base(posterior: WeightPosterior, samples: np.ndarray | None) -> tuple[np.nd
 def _enough(samples: Any, posterior: WeightPosterior) -> np.ndarray:
     """Return draws of the weights (n, size) in float64, or raise if they are too few."""
     size = sum(math.prod(v.shape) for v in posterior.sampled)
-    samples = numbers(samples, size, "`samples`").astype("float64")
+    samples = finite_numbers(samples, size, "`samples`").astype("float64")
     if len(samples) < 10 * size:
         raise ValueError(
             f"`samples` must be more draws: at least {10 * size} are needed, ten for each of "

@@ -11,9 +11,11 @@ from keras import ops
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, compiled
 from tfp_ibnn._core.keras_internals import values_in_place
+from tfp_ibnn.data.examples import labelled_batches
+from tfp_ibnn.likelihoods import Point
+from tfp_ibnn.likelihoods.infer import likelihood_for_weights
 from tfp_ibnn.weights.density import Density
-from tfp_ibnn.weights.features import LastLayer, LogitNetwork, batches, last_weighted_layer
-from tfp_ibnn.weights.likelihood import Gaussian, likelihood_of
+from tfp_ibnn.weights.features import LastLayer, LogitNetwork, last_weighted_layer
 from tfp_ibnn.weights.vectors import flat, split
 
 _LOG_2_PI = math.log(2 * math.pi)
@@ -68,7 +70,7 @@ class Target(Density):
         if self.likelihood.free_scale:
             if noise_scale is None:
                 noise_scale = self._scale_of_residuals()
-            self.likelihood = Gaussian(checks.positive("noise_scale", noise_scale))
+            self.likelihood = Point(scale=checks.positive("noise_scale", noise_scale))
         elif noise_scale is not None:
             raise ValueError(f"`noise_scale` is for plain regression only; got {noise_scale!r}.")
 
@@ -137,7 +139,7 @@ class Target(Density):
         config = posterior.get_config()
         head = config.get("head")
         from_logits = config.get("from_logits")
-        if noise_scale is None and likelihood_of(model, head, from_logits).free_scale:
+        if noise_scale is None and likelihood_for_weights(model, head, from_logits).free_scale:
             noise_scale = _number_of(posterior, "noise_scale")
         if prior_scale is None:
             prior_scale = _prior_scale_of(posterior)
@@ -283,7 +285,7 @@ class Target(Density):
         first_input = keras.tree.flatten(x)[0]
         no_targets = np.zeros(len(first_input))
         outputs = []
-        for inputs, _ in batches(x, no_targets, batch_size):
+        for inputs, _ in labelled_batches(x, no_targets, batch_size):
             values = keras.tree.map_structure(network.wide, prefix(inputs))
             of_batch = self._in_parts(outputs_of, w, (values,))
             outputs.append(of_batch)

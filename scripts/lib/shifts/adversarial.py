@@ -9,8 +9,8 @@ from keras import ops
 
 import tfp_ibnn as ibnn
 from lib import checks
-from tfp_ibnn.prediction.head import predictive_of
-from tfp_ibnn.prediction.predictive import Categorical, Labels
+from tfp_ibnn.likelihoods import Labels
+from tfp_ibnn.likelihoods.infer import likelihood_of
 
 
 def fgsm(model: keras.Model, images: Any, labels: Any, epsilon: float, **kwargs: Any) -> np.ndarray:
@@ -109,13 +109,13 @@ def _slope(model: keras.Model, from_logits: bool | None, seed: int) -> Callable:
     hint = "Say from_logits=True for logits, from_logits=False for probabilities."
     if is_averaged:
         network = getattr(model.inner, "network", model.inner)  # that of a posterior of weights
-        predictive = predictive_of(network, model.head, model.from_logits)
+        likelihood = likelihood_of(network, model.head, model.from_logits)
     else:
-        predictive = predictive_of(model, None, from_logits, hint)
-    if not isinstance(predictive, Categorical):
+        likelihood = likelihood_of(model, None, from_logits, hint)
+    if not likelihood.is_classifier:
         raise ValueError(f"`model` must classify; {model.name!r} predicts numbers.")
-    has_logits = predictive.from_logits and not is_averaged
-    is_binary = isinstance(predictive, Labels)
+    has_logits = likelihood.from_logits and not is_averaged
+    is_binary = isinstance(likelihood, Labels)
 
     def total(images, labels, numbers):
         # Noise by number is the same in batches of any size, and leaves the generators alone.

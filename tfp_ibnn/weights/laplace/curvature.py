@@ -9,7 +9,8 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core.backend import Tensor, compiled, fori_loop, pullback
-from tfp_ibnn.weights.features import LogitNetwork, batches
+from tfp_ibnn.data.examples import labelled_batches
+from tfp_ibnn.weights.features import LogitNetwork
 from tfp_ibnn.weights.laplace.blocks import Block, Slope, Tap
 from tfp_ibnn.weights.laplace.structure import Structure
 from tfp_ibnn.weights.vectors import double
@@ -146,8 +147,8 @@ def collect(
         sums = _Sums(model.name)
         examples = 0
         size = 0
-        for inputs, labels in batches(x, y, batch_size, verbose, once=is_read_once):
-            targets = network.likelihood.targets(labels, network.width)
+        for inputs, labels in labelled_batches(x, y, batch_size, verbose, once=is_read_once):
+            targets = network.likelihood.targets(labels)
             watch(inputs, targets)
             count = len(targets)
             size = max(size, count)
@@ -184,7 +185,7 @@ def _of_batch(
     (cotangent,) = score(ops.ones_like(total))
     slopes = linear.slopes_of(cotangent)
     gradients = [slope.total() for slope in slopes]
-    factors = likelihood.factors(logits) * mask[:, None, None]
+    factors = likelihood.hessian_factors(logits) * mask[:, None, None]
     columns = ops.moveaxis(factors, -1, 0)
     sums = structure.at_once(linear.taps, columns)
     if sums is None:

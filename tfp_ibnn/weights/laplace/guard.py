@@ -10,7 +10,8 @@ from keras import ops
 
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.keras_internals import values_in_place
-from tfp_ibnn.weights.features import batches, joined
+from tfp_ibnn.data.examples import labelled_batches
+from tfp_ibnn.weights.features import joined
 from tfp_ibnn.weights.vectors import split
 
 EXAMPLES = 512
@@ -140,7 +141,7 @@ def _log_likelihood(step: Tensor, posterior: Any, sample: Reservoir, batch_size:
     values = split(posterior.center() + step, sampled)
     total = 0.0
     with values_in_place(zip(sampled, values, strict=True)):
-        for inputs, targets in batches(x, y, batch_size):
+        for inputs, targets in labelled_batches(x, y, batch_size):
             logits = network.logits(network.prefix(inputs))
             each = network.likelihood.log_prob(logits, targets)
             total += float(ops.sum(each))

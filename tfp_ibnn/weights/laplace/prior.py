@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 from keras import ops
 
+from tfp_ibnn.data.examples import labelled_batches
 from tfp_ibnn.layers.heads import gaussian_nll
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
-from tfp_ibnn.weights.features import LogitNetwork, batches, joined
+from tfp_ibnn.weights.features import LogitNetwork, joined
 from tfp_ibnn.weights.laplace.guard import MARGIN, Reservoir, guarded
 
 GRID = np.logspace(-4, 4, 21)
@@ -146,5 +147,5 @@ def _validation_batches(
     if data is None:
         raise ValueError("`validation_data` is missing: give (x, y) or a dataset.")
     x, y = data if isinstance(data, (tuple, list)) else (data, None)
-    for inputs, labels in batches(x, y, batch_size):
-        yield inputs, network.likelihood.targets(labels, network.width)
+    for inputs, labels in labelled_batches(x, y, batch_size):
+        yield inputs, network.likelihood.targets(labels)

@@ -1,0 +1,202 @@
+"""The one reader of examples, whether they come as arrays or as a dataset of batches."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from tfp_ibnn._core import checks
+from tfp_ibnn.data.datasets import dataset_batches, progress_bar
+
+
+class Examples(NamedTuple):
+    """Inputs with targets and weights, all of one length.
+
+    Args:
+        x: inputs, an array or any structure of arrays, such as a dict by the names of inputs.
+        y: targets (examples, ...), or None.
+        weight: how often each example counts, (examples,); None counts each once.
+
+    Example:
+        >>> import numpy as np
+        >>> examples = Examples.of((np.zeros((5, 2)), np.arange(5)), "train")
+        >>> [len(part.y) for part in examples.batches(2)]
+        [2, 2, 1]
+    """
+
+    x: Any
+    y: Any = None
+    weight: Any = None
+
+    @classmethod
+    def of(cls, arrays: Any, name: str) -> "Examples":
+        """Return what a user gives, as NumPy arrays.
+
+        Args:
+            arrays: (x,), (x, y) or (x, y, weight), or x alone.
+            name: what the user calls it, for errors.
+
+        Raises:
+            ValueError: if there are more than three parts.
+        """
+        if not isinstance(arrays, (tuple, list)):
+            arrays = (arrays,)
+        if not 1 <= len(arrays) <= 3:
+            raise ValueError(f"`{name}` must give (x, y) or (x, y, sample_weight).")
+        x, y, weight = (*arrays, None, None)[:3]
+        x = keras.tree.map_structure(as_array, x)
+        return cls(x, _array_or_none(y), _array_or_none(weight))
+
+    @classmethod
+    def joined(cls, parts: Iterable["Examples"]) -> "Examples":
+        """Return the examples of all parts, in order."""
+        return cls(*keras.tree.map_structure(_concatenated, *parts))
+
+    @property
+    def size(self) -> int:
+        """The number of examples."""
+        first, *_ = keras.tree.flatten(self.x)
+        return len(first)
+
+    def take(self, index: Any) -> "Examples":
+        """Return some of the examples, by a slice, a mask or their numbers."""
+        x = keras.tree.map_structure(lambda part: part[index], self.x)
+        y = None if self.y is None else self.y[index]
+        return Examples(x, y, self.weight_of(index))
+
+    def weight_of(self, index: Any) -> np.ndarray | None:
+        """Return the weights of some of the examples, if there are weights."""
+        return None if self.weight is None else self.weight[index]
+
+    def batches(self, size: int) -> Iterator["Examples"]:
+        """Yield so many examples at a time; the last batch may be smaller."""
+        size = checks.positive_integer("batch_size", size)
+        for start in range(0, self.size, size):
+            yield self.take(slice(start, start + size))
+
+    def check_finite(self, what: str = "inputs") -> None:
+        """Raise for NaN or infinity in the inputs; `what` is what an error calls them."""
+        for part in keras.tree.flatten(self.x):
+            check_finite(part, what)
+
+
+def read_batches(data: Any, name: str) -> Iterator[Examples]:
+    """Yield examples as NumPy arrays: all at once of arrays, batch by batch of a dataset.
+
+    Args:
+        data: arrays (x, y) or (x, y, weight), or a dataset that can be read again.
+        name: what the user calls it, for errors.
+    """
+    if data and isinstance(data, (tuple, list)):
+        yield Examples.of(data, name)
+        return
+    _, batches = dataset_batches(data, name)
+    for batch in batches:
+        yield Examples.of(batch, name)
+
+
+def unpacked(data: Any, name: str, verbose: Any = 0) -> Iterator[Examples]:
+    """Yield the batches of a dataset as they are, not as NumPy arrays, with a progress bar.
+
+    Args:
+        data: a `tf.data.Dataset`, a `PyDataset` or a generator; it is read once.
+        name: what the user calls it, for errors.
+        verbose: 1 shows progress, 0 nothing.
+
+    Raises:
+        ValueError: if there is no batch.
+    """
+    count, batches = dataset_batches(data, name, once=True)
+    bar = progress_bar(count, verbose)
+    number = 0
+    for number, batch in enumerate(batches, start=1):
+        yield Examples(*keras.utils.unpack_x_y_sample_weight(batch))
+        bar.update(number)
+    if not number:
+        raise ValueError(f"`{name}` must hold at least one example; got none.")
+
+
+def labelled_batches(
+    x: Any, y: Any, batch_size: int, verbose: Any = 0, once: bool = True
+) -> Iterator[tuple[Any, np.ndarray]]:
+    """Yield finite inputs and targets of arrays, or of a dataset, with a progress bar.
+
+    Args:
+        x: inputs; or, if y is None, a dataset of batches (x, y) that ends.
+        y: targets of arrays.
+        batch_size: for arrays.
+        verbose: 1 shows progress, 0 nothing.
+        once: whether a dataset is read only once, so that a generator will do.
+
+    Raises:
+        ValueError: for NaN or infinity in the inputs, and if there are no examples.
+    """
+    if y is not None:
+        size = checks.positive_integer("batch_size", batch_size)
+        examples = Examples.of((x, y), "x")
+        _check_lengths(examples)
+        count = -(-len(examples.y) // size)
+        batches = examples.batches(size)
+    else:
+        count, datasets = dataset_batches(x, "x", once)
+        batches = map(_pair, datasets)
+    bar = progress_bar(count, verbose)
+    number = 0
+    for number, batch in enumerate(batches, start=1):
+        if not len(batch.y):
+            continue
+        batch.check_finite()
+        yield batch.x, batch.y
+        bar.update(number)
+    if not number:
+        raise ValueError("There are no examples.")
+
+
+def as_array(values: Any) -> np.ndarray:
+    """Return an array; one of objects for strings, since Keras takes no others."""
+    array = np.asarray(values)
+    if array.dtype.kind in "SU":
+        return array.astype(object)
+    return array
+
+
+def check_finite(values: np.ndarray, what: str) -> None:
+    """Raise for NaN or infinity.
+
+    Args:
+        values: an array (rows, ...).
+        what: what an error calls it.
+    """
+    if values.dtype.kind != "f":
+        return
+    is_finite = np.isfinite(values)
+    if not is_finite.all():
+        bad = ~is_finite.reshape(len(values), -1).all(axis=1)
+        raise ValueError(
+            f"The {what} hold NaN or infinity in {bad.sum()} of {len(bad)} rows; the first is "
+            f"number {bad.argmax()}."
+        )
+
+
+def _pair(batch: Any) -> Examples:
+    if len(batch) != 2:
+        raise ValueError(f"A dataset must give (x, y); got {len(batch)} parts.")
+    pair = tuple(batch)
+    inputs, targets = keras.tree.map_structure(as_array, pair)
+    return Examples(inputs, targets)
+
+
+def _check_lengths(examples: Examples) -> None:
+    arrays = keras.tree.flatten((examples.x, examples.y))
+    lengths = {len(array) for array in arrays}
+    if len(lengths) != 1:
+        raise ValueError(f"`x` and `y` must have as many examples; got {sorted(lengths)}.")
+
+
+def _array_or_none(values: Any) -> np.ndarray | None:
+    return None if values is None else np.asarray(values)
+
+
+def _concatenated(*parts: Any) -> Any:
+    return None if parts[0] is None else np.concatenate(parts)

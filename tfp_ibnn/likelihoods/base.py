@@ -1,0 +1,369 @@
+"""What a network's output means: the base of all kinds."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn._core.serialization import Configured
+from tfp_ibnn.metrics._mean import RunningMean
+
+
+class Likelihood(Configured):
+    """What one output of a network says about its target.
+
+    *Outputs* are what the network returns, (..., width). *Logits* are what it gives to its last
+    activation, `end`: `outputs` makes the former of the latter. Without an activation ("linear")
+    they are the same.
+
+    A kind of output defines what the verbs that it is for ask:
+
+    - `MonteCarlo`: `draws`, `divergence`, `statistics`, `scores`, `pair`, `loss`;
+    - posteriors over weights, such as `Laplace`: `targets`, `log_prob`, `hessian_factors`;
+    - `calibrate`: `fit`, `predict`, `nll`, `evidence`, `scaled`, `strata`.
+
+    Give an instance as the `head` of `MonteCarlo` or of a posterior over weights. To be saved, its
+    class is registered by `keras.saving.register_keras_serializable`, and has the arguments of its
+    constructor as attributes.
+
+    Args:
+        width: size of the last axis of the outputs; None if it is unknown.
+    """
+
+    end: str = "linear"
+    """The last activation: "linear", "softmax", "log_softmax", "sigmoid" or "gaussian"."""
+    is_classifier: bool = False
+    free_scale: bool = False
+    """Whether there is a noise scale that the network does not predict."""
+    needs_all_draws: bool = False
+    """Whether a prediction cannot be made from a summary of the draws."""
+    variants: ClassVar[dict[str, bool]] = {"": False}
+    """What `calibrate` adds to a candidate's name, and whether the parameter is fitted."""
+    column: ClassVar[str]
+    """The heading of the parameter in a table."""
+
+    def __init__(self, width: int | None = None) -> None:
+        self.width = width
+
+    def for_width(self, width: int | None) -> Self:
+        """Return the same likelihood for outputs of another width."""
+        changed = copy.copy(self)
+        changed.width = width
+        return changed
+
+    # Several outputs are taken apart and put together by name; one output has the name "".
+
+    @property
+    def parts(self) -> dict[str, "Likelihood"]:
+        """The likelihood of each output by name."""
+        return {"": self}
+
+    def split(self, values: Any) -> dict[str, Any]:
+        """Return what belongs to each output by name."""
+        return {"": values}
+
+    def split_given(self, what: str, values: Any, for_all: bool = False) -> dict[str, Any]:
+        """Return what a user gives for each output, by name, or raise.
+
+        Args:
+            what: name of the argument.
+            values: a value; of several outputs a dict or list of them.
+            for_all: whether a single value may count for all outputs.
+        """
+        return {"": values}
+
+    def join(self, values: dict[str, Any]) -> Any:
+        """Return what `split` has taken apart."""
+        return values[""]
+
+    def check_outputs(self, outputs: Any) -> None:
+        """Raise if a network has other outputs than this likelihood."""
+        if isinstance(outputs, dict):
+            heads = dict.fromkeys(outputs, "softmax")
+            raise ValueError(f"The model has several outputs: give `head` for each, like {heads}.")
+
+    # One network: the density of its targets.
+
+    def targets(self, y: Any, *, what: str = "`y`") -> np.ndarray:
+        """Return targets in the form that `log_prob` takes, or raise.
+
+        Args:
+            y: what the user gives.
+            what: what the user calls it, for errors.
+        """
+        raise self._missing("targets")
+
+    def outputs(self, logits: Tensor) -> Tensor:
+        """Return what the network returns for these logits."""
+        return logits
+
+    def log_prob(self, logits: Tensor, y: Tensor) -> Tensor:
+        """Return the log-probability of each example's targets.
+
+        Args:
+            logits: (..., examples, width).
+            y: as `targets` gives them.
+
+        Returns:
+            (..., examples), in nats.
+        """
+        raise self._missing("log_prob")
+
+    def hessian_factors(self, logits: Tensor) -> Tensor:
+        """Return S (examples, width, C): S S^T is the Hessian of minus `log_prob` in the logits."""
+        raise self._missing("hessian_factors")
+
+    # Many networks: what their draws predict together.
+
+    def draws(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return draws in a form that can be averaged, and the uncertainty within each.
+
+        Args:
+            outputs: of sampled networks, (draws, examples, ..., width).
+        """
+        raise self._missing("draws")
+
+    def divergence(self, draw: Tensor, mean: Tensor) -> Tensor:
+        """Return how far a draw is from the mean, in nats or as a square.
+
+        Its average over some draws must be that from their own mean, plus the divergence of their
+        own mean: true of squared distances and of KL.
+
+        Args:
+            draw: from `draws`, (..., examples, ...).
+            mean: an average of draws, (examples, ...).
+        """
+        raise self._missing("divergence")
+
+    def statistics(self, summary: Any) -> dict[str, Tensor]:
+        """Return the entries of a prediction from a `Summary` of the draws."""
+        raise self._missing("statistics")
+
+    def public(self, draws: Tensor) -> Tensor:
+        """Return draws, or their mean or spread, in the form the user sees."""
+        return draws
+
+    def interval(self, draws: Tensor, within: Tensor, level: float) -> tuple[Tensor, Tensor]:
+        """Return the bounds of the central interval of a probability.
+
+        Args:
+            draws: from `draws`, (draws, examples, ...).
+            within: the uncertainty within each.
+            level: the probability, between 0 and 1.
+        """
+        tail = (1 - level) / 2
+        probabilities = ops.convert_to_tensor([tail, 1 - tail], dtype=draws.dtype)
+        bounds = ops.quantile(self.public(draws), probabilities, axis=0)
+        return bounds[0], bounds[1]
+
+    def of_all_draws(self, outputs: Tensor) -> dict[str, Tensor]:
+        """Return further entries of a prediction, if it `needs_all_draws`."""
+        return {}
+
+    # Scores of predictions.
+
+    def scores(self) -> list[keras.metrics.Metric]:
+        """Return the metrics that `MonteCarlo.evaluate` reports."""
+        raise self._missing("scores")
+
+    def pair(self, y_true: Any, prediction: dict[str, Tensor]) -> tuple[Any, Tensor]:
+        """Return targets and predictions in the forms that metrics take.
+
+        Args:
+            y_true: targets.
+            prediction: the dict of `MonteCarlo`.
+        """
+        raise self._missing("pair")
+
+    def loss(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
+        """Return the loss of each example, or of each of its positions.
+
+        Args:
+            y_true: targets.
+            prediction: the dict of `MonteCarlo`.
+        """
+        raise self._missing("loss")
+
+    def update(
+        self,
+        scores: Sequence[keras.metrics.Metric],
+        y_true: Any,
+        prediction: dict[str, Tensor],
+        sample_weight: Any,
+    ) -> None:
+        """Count a batch in metrics.
+
+        Args:
+            scores: from `scores`; a plain mean among them is one of losses.
+            y_true: targets.
+            prediction: the dict of `MonteCarlo`.
+            sample_weight: of the examples, or None.
+        """
+        for score in scores:
+            if type(score) is RunningMean:
+                score.update_state(self.loss(y_true, prediction), sample_weight=sample_weight)
+            else:
+                score.update_state(*self.pair(y_true, prediction), sample_weight=sample_weight)
+
+    def mean_loss(self, y_true: Any, prediction: dict[str, Tensor], sample_weight: Any) -> Tensor:
+        """Return the loss of a batch, averaged over examples and positions.
+
+        Args:
+            y_true: targets.
+            prediction: the dict of `MonteCarlo`.
+            sample_weight: of the examples, or None.
+        """
+        loss = self.loss(y_true, prediction)
+        if sample_weight is not None:
+            weight = ops.cast(sample_weight, loss.dtype)
+            loss = loss * with_rank(weight, len(loss.shape))
+        # A replica may have no example.
+        count = ops.maximum(ops.size(loss), 1)
+        return ops.sum(loss) / ops.cast(count, loss.dtype)
+
+    # Calibration by one parameter, in NumPy, of outputs (examples, draws, width).
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """What the network returns, as arguments of `MonteCarlo`."""
+        return {"head": self}
+
+    @property
+    def scaled_head(self) -> dict[str, Any]:
+        """What `scaled` returns, as arguments of `MonteCarlo`."""
+        return self.head
+
+    def scaled(self, outputs: Tensor, parameter: Any) -> Tensor:
+        """Return outputs at a temperature, or with a scale or a factor for their scale.
+
+        Args:
+            outputs: (examples, width), a tensor or a Keras tensor.
+            parameter: as `fit` returns it.
+        """
+        raise self._missing("scaled")
+
+    def fit(self, outputs: np.ndarray, y: np.ndarray, weight: np.ndarray | None = None) -> Any:
+        """Return the parameter of the least NLL of the averaged prediction.
+
+        Args:
+            outputs: (examples, draws, width).
+            y: as `targets` gives them.
+            weight: how often each example counts; None is once.
+        """
+        raise self._missing("fit")
+
+    def parameter(
+        self, outputs: np.ndarray, y: np.ndarray, fitted: bool, weight: np.ndarray | None = None
+    ) -> Any:
+        """Return the parameter of one of the `variants`: a fitted one, or 1, which changes nothing.
+
+        Args:
+            outputs: (examples, draws, width).
+            y: as `targets` gives them.
+            fitted: whether the variant has a fitted parameter.
+            weight: how often each example counts; None is once.
+        """
+        return self.fit(outputs, y, weight) if fitted else 1.0
+
+    def predict(self, outputs: np.ndarray, parameter: Any) -> np.ndarray:
+        """Return the averaged prediction with a parameter, an array with a row per example.
+
+        Args:
+            outputs: (examples, draws, width).
+            parameter: as `fit` returns it.
+        """
+        raise self._missing("predict")
+
+    def nll(self, prediction: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """Return minus the log-probability of each example's targets, in nats.
+
+        Args:
+            prediction: from `predict`.
+            y: as `targets` gives them.
+        """
+        raise self._missing("nll")
+
+    def best_nll(
+        self, outputs: np.ndarray, y: np.ndarray, weight: np.ndarray | None = None
+    ) -> float:
+        """Return the mean NLL with the parameter fitted to these examples; see `fit`.
+
+        Args:
+            outputs: (examples, draws, width).
+            y: as `targets` gives them.
+            weight: how often each example counts; None is once.
+        """
+        parameter = self.fit(outputs, y, weight)
+        nll = self.nll(self.predict(outputs, parameter), y)
+        return float(np.average(nll, weights=weight))
+
+    def evidence(
+        self,
+        prediction: np.ndarray,
+        y: np.ndarray,
+        seed: int,
+        weight: np.ndarray | None = None,
+    ) -> dict[str, float]:
+        """Return the scores of a table's row.
+
+        Args:
+            prediction: from `predict`.
+            y: as `targets` gives them.
+            seed: of what is drawn for a score.
+            weight: how often each example counts; None is once.
+        """
+        raise self._missing("evidence")
+
+    def strata(self, y: np.ndarray) -> np.ndarray:
+        """Return whole numbers: targets of one number are spread evenly over parts of the data."""
+        raise self._missing("strata")
+
+    def noise_scale(self, parameter: Any) -> float | None:
+        """Return the standard deviation of the noise, if the loss leaves it open."""
+        return None
+
+    def _missing(self, method: str) -> NotImplementedError:
+        return NotImplementedError(f"The likelihood {type(self).__name__} defines no `{method}`.")
+
+
+def check_each(y: np.ndarray, is_good: Callable[..., Any], what: str, want: str) -> None:
+    """Raise for the first example that is not good, or not of numbers.
+
+    Args:
+        y: (examples, ...).
+        is_good: function of y that returns booleans of its shape.
+        what: what y is, for the error.
+        want: what each example must be, for the error.
+    """
+    good = np.zeros(y.shape, bool)
+    if y.dtype.kind in "biuf":
+        good = is_good(y)
+    inner_axes = tuple(range(1, y.ndim))
+    good = good.all(axis=inner_axes)
+    if not good.all():
+        i = int(good.argmin())
+        raise ValueError(f"{what} must be {want}; got {y[i].tolist()!r} at example {i}.")
+
+
+def with_rank(weight: Tensor, rank: int) -> Tensor:
+    """Return weights with a last axis of size 1 removed, or axes added, to be of that rank."""
+    if len(weight.shape) > rank:
+        weight = weight[..., 0]
+    missing = rank - len(weight.shape)
+    ones = (1,) * missing
+    return ops.reshape(weight, (*ops.shape(weight), *ones))
+
+
+def or_nan(values: Tensor, valid: Tensor) -> Tensor:
+    """Return values, and NaN for what is not valid, so that nothing false comes out later."""
+    return ops.where(valid, values, ops.full_like(values, float("nan")))
+
+
+def diagonal(values: Tensor) -> Tensor:
+    """Return diagonal matrices (examples, width, width) of values (examples, width)."""
+    identity = ops.eye(values.shape[-1], dtype=values.dtype)
+    return values[:, :, None] * identity

@@ -5,6 +5,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -12,12 +13,24 @@ import numpy as np
 from tfp_ibnn._core.command_line import parse
 from tfp_ibnn.calibration import calibrate
 
+Pair = tuple[np.ndarray, np.ndarray]
+"""Inputs and targets."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code."""
+    """Run the command line.
+
+    Args:
+        arguments: What follows the package's name in the shell; None reads `sys.argv`.
+
+    Returns:
+        The exit code: 0, or 1 after an error, or 130 after an interrupt.
+    """
     options = vars(parse(arguments))
-    model, data, folder = (options.pop(name) for name in ("model", "data", "output"))
     del options["command"]
+    model = options.pop("model")
+    data = options.pop("data")
+    folder = options.pop("output")
     try:
         _run(model, data, folder, options)
     except (OSError, ValueError) as error:
@@ -29,22 +42,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _run(model: str, data: str, folder: str, options: dict) -> None:
-    try:
-        with np.load(data) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (EOFError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        remedy = "write one with np.savez, of arrays of numbers"
-        raise ValueError(f"{data} is damaged or not an .npz file: {remedy}.") from error
-    pairs = {part: (f"x_{part}", f"y_{part}") for part in ("train", "val", "test")}
-    found = {part: tuple(map(arrays.get, names)) for part, names in pairs.items()}
-    for part, (x, y) in found.items():
-        if (x is None) != (y is None) or (part == "train" and x is None):
-            names, held = " and ".join(pairs[part]), ", ".join(arrays) or "nothing"
-            raise ValueError(f"{data} must hold {names}; it holds {held}.")
-    validation, test = (None if found[part][0] is None else found[part] for part in ("val", "test"))
-    Path(folder).mkdir(parents=True, exist_ok=True)  # rather an error now than at the end
-    report = calibrate(keras.models.load_model(model), found["train"], validation, **options)
+class _Data(NamedTuple):
+    """The arrays of a file, each part as (x, y); those that need not be there may be None."""
+
+    train: Pair
+    validation: Pair | None
+    test: Pair | None
+
+
+def _run(model: str, data: str, folder: str, options: dict[str, Any]) -> None:
+    """Calibrate a model, and write what comes of it.
+
+    Args:
+        model: path of a .keras file.
+        data: path of an .npz file.
+        folder: path to write to.
+        options: those of `calibrate`.
+    """
+    train, validation, test = _read(data)
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)  # rather an error now than at the end
+    report = calibrate(keras.models.load_model(model), train, validation, **options)
     print(f"\n{report.table()}\n")
     if test is not None:
         report.decide(test)  # for the model card
@@ -52,8 +70,36 @@ def _run(model: str, data: str, folder: str, options: dict) -> None:
     if test is not None:
         table = str(report.evaluate(test))
         print(f"{table}\n")
-        (Path(folder) / "test.md").write_text(f"{table}\n")
+        (path / "test.md").write_text(f"{table}\n")
     print(f"Written to {folder}.")
+
+
+def _read(path: str) -> _Data:
+    """Return the arrays of an .npz file, or raise."""
+    try:
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (EOFError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(
+            f"{path} is damaged or not an .npz file: write one with np.savez, of arrays of numbers."
+        ) from error
+    train = _pair(arrays, "train", path)
+    if train is None:
+        raise ValueError(
+            f"{path} must hold x_train and y_train; it holds {', '.join(arrays) or 'nothing'}."
+        )
+    return _Data(train, _pair(arrays, "val", path), _pair(arrays, "test", path))
+
+
+def _pair(arrays: dict[str, np.ndarray], part: str, path: str) -> Pair | None:
+    """Return x and y of a part of the data, or None if neither is there."""
+    x = arrays.get(f"x_{part}")
+    y = arrays.get(f"y_{part}")
+    if x is None and y is None:
+        return None
+    if x is None or y is None:
+        raise ValueError(f"{path} must hold x_{part} and y_{part}; it holds {', '.join(arrays)}.")
+    return x, y
 
 
 if __name__ == "__main__":

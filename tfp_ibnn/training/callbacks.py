@@ -1,12 +1,8 @@
-"""Callbacks: KL annealing, posterior log, Monte Carlo evaluation, interrupts, NaN."""
+"""Callbacks that anneal the KL, log the posteriors, and evaluate the averaged prediction."""
 
 import contextlib
 import random
-import signal
-import threading
-import warnings
-from collections.abc import Iterator
-from types import FrameType
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -16,7 +12,6 @@ from keras import ops
 from tfp_ibnn._core import checks
 from tfp_ibnn.layers import StochasticLayer
 from tfp_ibnn.layers.control import some_stochastic_layers
-from tfp_ibnn.layers.model import StochasticModel
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 
 
@@ -45,15 +40,22 @@ class KLAnnealing(keras.callbacks.Callback):
         self.stop = None if stop is None else checks.non_negative("stop", stop)
 
     def beta(self, epoch: int, own: float = 1.0) -> float:
-        """Return the weight of the KL in an epoch, counted from 0, for a posterior's own `beta`."""
+        """Return the weight of the KL in an epoch.
+
+        Args:
+            epoch: counted from 0.
+            own: the `beta` that a posterior began with, which None as `stop` leads to.
+        """
         stop = own if self.stop is None else self.stop
-        return self.start + (stop - self.start) * min(1.0, epoch / self.epochs)
+        progress = min(1.0, epoch / self.epochs)
+        return self.start + (stop - self.start) * progress
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        owners = [self.model]  # a VAE
-        if not hasattr(self.model, "initial_beta"):
-            owners = [layer.posterior for layer in some_stochastic_layers(self.model)]
-        for owner in owners:
+        if hasattr(self.model, "initial_beta"):  # a VAE
+            annealed = [self.model]
+        else:
+            annealed = [layer.posterior for layer in some_stochastic_layers(self.model)]
+        for owner in annealed:
             owner.beta.assign(self.beta(epoch, owner.initial_beta))
 
 
@@ -63,26 +65,52 @@ class PosteriorLog(keras.callbacks.Callback):
     The keys are `NAME/kl`, `NAME/z_mean`, `NAME/z_std` and `NAME/entropy`, the second layer of one
     name being `NAME_2`: KL and entropy in nats, mean and deviation of z, or of the weights, over
     the channels; and `beta` of the first layer. List it before CSVLogger or TensorBoard.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> det = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, name="head")])
+        >>> sto = ibnn.to_stochastic(det, ibnn.NormalAffine(), train_size=8)
+        >>> sto.compile("sgd", "mse", noise_scale=1.0)
+        >>> log = ibnn.PosteriorLog()
+        >>> x, y = keras.ops.ones((8, 4)), keras.ops.ones((8, 1))
+        >>> history = sto.fit(x, y, batch_size=8, verbose=0, callbacks=[log]).history
+        >>> sorted(name for name in history if "head" in name)
+        ['head/entropy', 'head/kl', 'head/z_mean', 'head/z_std']
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if logs is None:
             return
-        layers, names = some_stochastic_layers(self.model), []
-        for layer in layers:
-            name, number = layer.name, 2
-            while name in names:
-                name, number = f"{layer.name}_{number}", number + 1
-            names.append(name)
-            logs.update({f"{name}/{key}": x for key, x in posterior_statistics(layer).items()})
+        layers = some_stochastic_layers(self.model)
+        for name, layer in zip(_unique_names(layers), layers, strict=True):
+            for statistic, value in posterior_statistics(layer).items():
+                logs[f"{name}/{statistic}"] = value
         logs["beta"] = float(ops.convert_to_numpy(layers[0].posterior.beta))
 
 
+def _unique_names(layers: Sequence[StochasticLayer]) -> list[str]:
+    """Return the names of layers, with numbers from 2 on where several have one name."""
+    names: list[str] = []
+    for layer in layers:
+        name = layer.name
+        number = 2
+        while name in names:
+            name = f"{layer.name}_{number}"
+            number += 1
+        names.append(name)
+    return names
+
+
 def posterior_statistics(layer: StochasticLayer) -> dict[str, float]:
-    """Return KL, mean and standard deviation of z, and entropy of a layer's posterior."""
-    z, kl, entropy = (ops.convert_to_numpy(part) for part in layer.summary())
-    parts = {"kl": kl, "z_mean": z, "z_std": np.std(z, axis=0), "entropy": entropy}
-    return {name: float(np.mean(part)) for name, part in parts.items()}
+    """Return `kl` and `entropy` of a layer's posterior, in nats, and `z_mean` and `z_std` of z."""
+    z, kl, entropy = map(ops.convert_to_numpy, layer.summary())
+    deviations = np.std(z, axis=0)
+    return {
+        "kl": float(np.mean(kl)),
+        "z_mean": float(np.mean(z)),
+        "z_std": float(np.mean(deviations)),
+        "entropy": float(np.mean(entropy)),
+    }
 
 
 @contextlib.contextmanager
@@ -108,6 +136,17 @@ class MonteCarloEvaluation(keras.callbacks.Callback):
         batch_size: for arrays.
         seed: of the draws, the same in every epoch, so that epochs can be compared.
         **options: those of `MonteCarlo`.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> det = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        >>> sto = ibnn.to_stochastic(det, ibnn.NormalAffine(), train_size=8)
+        >>> sto.compile("sgd", "mse", noise_scale=1.0)
+        >>> data = keras.ops.ones((8, 4)), keras.ops.ones((8, 1))
+        >>> evaluation = ibnn.MonteCarloEvaluation(data, samples=4)
+        >>> history = sto.fit(*data, batch_size=8, verbose=0, callbacks=[evaluation]).history
+        >>> "val_mc_mse" in history or "val_mc_nll" in history
+        True
     """
 
     def __init__(
@@ -124,17 +163,18 @@ class MonteCarloEvaluation(keras.callbacks.Callback):
         self.every = checks.positive_integer("every", every)
         self.batch_size = batch_size
         self.options = {"seed": seed, **options}
-        parts = data if isinstance(data, (tuple, list)) else [data]
-        if parts is data and len(data) not in (2, 3):
-            want = "(x, y), (x, y, sample_weight) or a dataset"
-            raise ValueError(f"`data` must be {want}; got a {type(data).__name__} of {len(data)}.")
+        is_arrays = isinstance(data, (tuple, list))
+        if is_arrays and len(data) not in (2, 3):
+            raise ValueError(
+                "`data` must be (x, y), (x, y, sample_weight) or a dataset; got a "
+                f"{type(data).__name__} of {len(data)}."
+            )
+        parts = data if is_arrays else [data]
         self._data = dict(zip(("x", "y", "sample_weight"), parts, strict=False))
 
     @random_state_kept()
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._monte_carlo = None
-        if self.model.built:
-            self._monte_carlo = MonteCarlo(self.model, self.samples, **self.options)
+        self._monte_carlo = self._averaged() if self.model.built else None
 
     @random_state_kept()
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -142,146 +182,19 @@ class MonteCarloEvaluation(keras.callbacks.Callback):
         if logs is None or epoch % self.every:
             return
         if self._monte_carlo is None:
-            self._monte_carlo = MonteCarlo(self.model, self.samples, **self.options)
-        options = {"batch_size": self.batch_size, "verbose": 0, "return_dict": True}
-        diverged = not np.isfinite(logs.get("loss", 0.0))
-        scores = self._monte_carlo.evaluate(**self._data, **options, allow_nan=diverged)
+            self._monte_carlo = self._averaged()
+        has_diverged = not np.isfinite(logs.get("loss", 0.0))
+        scores = self._monte_carlo.evaluate(
+            **self._data,
+            batch_size=self.batch_size,
+            verbose=0,
+            return_dict=True,
+            allow_nan=has_diverged,
+        )
         del scores["loss"]
-        logs.update({f"val_mc_{key}": value for key, value in scores.items()})
+        for name, value in scores.items():
+            logs[f"val_mc_{name}"] = value
 
-
-class Interrupts(keras.callbacks.Callback):
-    """Raise an interrupt that Keras has swallowed, at the end of its batch.
-
-    Keras waits for the logs of a batch inside of a bare `except: pass`: on JAX most of the time.
-    Used as a context around `fit` and as a callback; a handler of somebody's own is left alone.
-    """
-
-    came = False
-
-    def __enter__(self) -> "Interrupts":
-        self.came = False
-        is_main = threading.current_thread() is threading.main_thread()
-        self._acts = is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        if self._acts:
-            signal.signal(signal.SIGINT, self._note)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        if self._acts:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-        if self.came and kind is not None:  # TensorFlow may have raised something of its own
-            raise KeyboardInterrupt
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.came = True
-        raise KeyboardInterrupt
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        if self.came:
-            raise KeyboardInterrupt
-
-
-class NonFiniteError(ArithmeticError):
-    """A training whose loss or weights are no longer finite."""
-
-
-class TerminateOnNonFinite(keras.callbacks.Callback):
-    """Stop when the loss or a weight is NaN or infinite, report why, restore good weights.
-
-    The message names the layer whose z or KL was the first to become NaN or infinite, or the loss
-    if they were finite: the fault then lies in the network or the data. (Of models other than
-    `StochasticModel`, and if the last step went wrong, it names the weights.) Weights and optimizer
-    are set back to the last check that a sound one has followed. NaN in the data can look like a
-    fault of z: where ReLU turns NaN into 0, as on TensorFlow's CPUs, the gradient fails first. List
-    it before the callbacks that save the model.
-
-    Args:
-        every: check, and copy the weights, every so many batches and at the end of each epoch; None
-            checks only there.
-        raises: raise a `NonFiniteError` instead of a warning and an early end.
-    """
-
-    def __init__(self, every: int | None = 50, raises: bool = False) -> None:
-        super().__init__()
-        self.every = None if every is None else checks.positive_integer("every", every)
-        self.raises = bool(raises)
-        self.message: str | None = None  # what went wrong
-
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self.message = None
-        self._batches = self._before_epoch = self._epoch = 0
-        self._was_bad = bool(_bad_weights(self.model))
-        if isinstance(self.model, StochasticModel):
-            self.model.clear_fault()
-        # Each with the number of batches before it. What was kept last has not proved good yet.
-        self._good = self._latest = 0, []
-        if self.model.built and not self._was_bad:
-            # On TensorFlow an optimizer gets its variables in the first step otherwise.
-            if not self.model.optimizer.built:
-                self.model.optimizer.build(self.model.trainable_variables)
-            self._keep()
-            self._good = self._latest
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._epoch, self._before_epoch = epoch, self._batches
-
-    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        # Keras may run several batches at once, and then gives the last one's number.
-        last, self._batches = self._batches, self._before_epoch + batch + 1
-        if self.every is not None and last // self.every < self._batches // self.every:
-            self._check(logs, f"batch {batch + 1} of epoch {self._epoch + 1}")
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._check(logs, f"epoch {epoch + 1}")
-
-    def _check(self, logs: dict[str, Any] | None, when: str) -> None:
-        if self.message is not None:
-            return
-        loss = float((logs or {}).get("loss", 0.0))
-        # The loss is that of the weights before the last step.
-        bad = _bad_weights(self.model)
-        if np.isfinite(loss) and not bad:
-            # An epoch's end may follow a check at once, and then proves nothing more.
-            if self._batches > self._latest[0]:
-                self._keep()
-            return
-        cause = "The weights are finite."
-        if getattr(self.model, "fault", None):
-            cause = f"The first to become NaN or infinite was {self.model.fault}."
-        elif bad:
-            more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
-            cause = f"Weights that are not finite: {', '.join(bad[:3])}{more}."
-        self.message = f"After {when} the loss is {loss}. {cause} {self._go_back()}"
-        if self.raises:
-            raise NonFiniteError(self.message)
-        warnings.warn(self.message, stacklevel=2)
-        self.model.stop_training = True
-
-    def _keep(self) -> None:
-        """Keep what a training step changes, but for random states and metrics."""
-        variables = [*self.model.weights, *self.model.optimizer.variables]
-        # Copies, since the buffers themselves are written over.
-        copies = [(variable, ops.copy(variable.value)) for variable in variables]
-        self._good, self._latest = self._latest, (self._batches, copies)
-
-    def _go_back(self) -> str:
-        since, values = self._good
-        for variable, value in values:
-            variable.assign(value)
-        if self._was_bad:
-            return "The weights were not finite from the beginning."
-        if not values:
-            return "There are none to go back to: the model was built in its first step."
-        batches = self._batches - since
-        return f"The weights are again those of {batches} batch{'es'[: 2 * (batches > 1)]} before."
-
-
-def _bad_weights(model: keras.Model) -> list[str]:
-    """Return the paths of weights that are not finite."""
-    of_a_step = getattr(model, "_last_kl", None)
-    is_float = keras.backend.is_float_dtype
-    weights = [w for w in model.weights if is_float(w.dtype) and w is not of_a_step]
-    # One transfer for all of them.
-    finite = ops.convert_to_numpy(ops.stack([ops.all(ops.isfinite(w)) for w in weights] or [True]))
-    return [weight.path for weight, good in zip(weights, finite, strict=False) if not good]
+    def _averaged(self) -> MonteCarlo:
+        """Return the model that averages the draws."""
+        return MonteCarlo(self.model, self.samples, **self.options)

@@ -47,7 +47,8 @@ class Heartbeat(Stoppable):
     """
 
     def __init__(self, what: str, say: Callable[[str], None], every: float | None = None) -> None:
-        self._what, self._say = what, say
+        self._what = what
+        self._say = say
         self._every = EVERY if every is None else every
         self._ended = threading.Event()
 
@@ -63,7 +64,8 @@ class Heartbeat(Stoppable):
     def _run(self) -> None:
         start = time.perf_counter()
         while not self._ended.wait(self._every):
-            self._say(f"{self._what}: {time.perf_counter() - start:.0f} s so far")
+            seconds = time.perf_counter() - start
+            self._say(f"{self._what}: {seconds:.0f} s so far")
 
 
 class FirstBatch(Stoppable, keras.callbacks.Callback):

@@ -9,14 +9,20 @@ from keras import ops
 
 def with_strings(x: Any) -> Any:
     """Return inputs, with arrays of strings as tensors; datasets are left as they are."""
-    return keras.tree.map_structure(lambda a: ops.convert_to_tensor(a) if _is_text(a) else a, x)
+
+    def converted(value: Any) -> Any:
+        return ops.convert_to_tensor(value) if _is_text(value) else value
+
+    return keras.tree.map_structure(converted, x)
 
 
 def _is_text(values: Any) -> bool:
+    """Whether a value is an array of strings, by its type or by its first entry."""
     if not isinstance(values, np.ndarray):
         return False
-    is_object = values.dtype.kind == "O" and values.size > 0
-    return values.dtype.kind in "SU" or (is_object and isinstance(values.flat[0], (str, bytes)))
+    if values.dtype.kind != "O":
+        return values.dtype.kind in "SU"
+    return values.size > 0 and isinstance(values.flat[0], (str, bytes))
 
 
 class TakesStrings:

@@ -97,10 +97,13 @@ class Graph:
         self._inputs = [tracer.number((), tensor) for tensor in functional.inputs]
         steps = _needed(tracer.steps, self._outputs)
         self._noisy = _noisy_tensors(steps, is_noisy)
-        self._before = [step for step in steps if self._noisy.isdisjoint(step.results)]
-        self._after = [step for step in steps if not self._noisy.isdisjoint(step.results)]
-        sources = {number for step in self._after for number in step.sources}
-        self._frontier = sources.union(self._outputs)
+        self._frontier = set(self._outputs)
+        for step in steps:
+            if self._noisy.isdisjoint(step.results):
+                self._before.append(step)
+            else:
+                self._after.append(step)
+                self._frontier.update(step.sources)
         self._without_batch = _without_batch(self._before, functional.inputs)
         self.layers = [step.node.operation for step in steps]
         self.noisy_layers = [step.node.operation for step in self._after]

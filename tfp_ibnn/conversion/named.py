@@ -6,6 +6,7 @@ LocalReparameterization "local". What TFP's other arguments become: docs/from_tf
 of them in `ibnn.layers`.
 """
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -212,144 +213,162 @@ class StochasticConv2D(_StochasticPlain):
         super().__init__(convolution, posterior, train_size, noise, kl_reduction, seed, **outer)
 
 
-def _dense(name: str, estimator: str) -> Callable[..., MeanFieldLayer]:
-    """Return a function that makes Dense layers of random weights, under a name of TFP's."""
-
-    def make(
-        units: int,
-        *beyond: Any,
-        activation: Any = None,
-        use_bias: bool = True,
-        kernel_initializer: Any = "glorot_uniform",
-        bias_initializer: Any = "zeros",
-        activity_regularizer: Any = None,
-        train_size: int | None = None,
-        prior: Any = None,
-        prior_scale: float | None = None,
-        initial_scale: float = 0.01,
-        moped: float | None = None,
-        bias: str = "deterministic",
-        beta: float | None = None,
-        gamma: float = 0.0,
-        seed: int | None = None,
-        **kwargs: Any,
-    ) -> MeanFieldLayer:
-        if beyond:
-            raise TypeError(f"{name} takes 1 positional argument; give others by name.")
-        template = MeanField(
-            prior=prior,
-            prior_scale=prior_scale,
-            initial_scale=initial_scale,
-            moped=moped,
-            estimator=estimator,
-            bias=bias,
-            beta=beta,
-            gamma=gamma,
-            seed=seed,
+def _dense(
+    owner: str,
+    estimator: str,
+    kind: type[layers.Layer],
+    /,
+    units: int,
+    *beyond: Any,
+    activation: Any = None,
+    use_bias: bool = True,
+    kernel_initializer: Any = "glorot_uniform",
+    bias_initializer: Any = "zeros",
+    activity_regularizer: Any = None,
+    train_size: int | None = None,
+    prior: Any = None,
+    prior_scale: float | None = None,
+    initial_scale: float = 0.01,
+    moped: float | None = None,
+    bias: str = "deterministic",
+    beta: float | None = None,
+    gamma: float = 0.0,
+    seed: int | None = None,
+    **kwargs: Any,
+) -> MeanFieldLayer:
+    """Return a Dense layer of random weights, as TFP's function `owner` does."""
+    if beyond:
+        raise TypeError(f"{owner} takes 1 positional argument; give others by name.")
+    template = MeanField(
+        prior=prior,
+        prior_scale=prior_scale,
+        initial_scale=initial_scale,
+        moped=moped,
+        estimator=estimator,
+        bias=bias,
+        beta=beta,
+        gamma=gamma,
+        seed=seed,
+    )
+    outer = {key: kwargs.pop(key) for key in _OF_LAYER if key in kwargs}
+    with checks.known_keywords(owner, kwargs, (_dense, kind.__init__), but=("self",)):
+        dense = kind(
+            units,
+            activation=activation,
+            use_bias=use_bias,
+            kernel_initializer=kernel_initializer,
+            bias_initializer=bias_initializer,
+            activity_regularizer=activity_regularizer,
+            **kwargs,
         )
-        outer = {key: kwargs.pop(key) for key in _OF_LAYER if key in kwargs}
-        with checks.known_keywords(name, kwargs, (make, layers.Dense.__init__), but=("self",)):
-            dense = layers.Dense(
-                units,
-                activation=activation,
-                use_bias=use_bias,
-                kernel_initializer=kernel_initializer,
-                bias_initializer=bias_initializer,
-                activity_regularizer=activity_regularizer,
-                **kwargs,
-            )
-        return template.wrap(dense, train_size, **outer)
-
-    return _as_named(make, name, f"MeanField(estimator={estimator!r})", "Dense")
+    return template.wrap(dense, train_size, **outer)
 
 
 def _convolution(
-    name: str, kind: type[layers.Layer], estimator: str
-) -> Callable[..., MeanFieldLayer]:
-    """Return a function that makes convolutions of random weights, under a name of TFP's."""
-
-    def make(
-        filters: int,
-        kernel_size: Sizes,
-        *beyond: Any,
-        strides: Sizes = 1,
-        padding: str = "valid",
-        dilation_rate: Sizes = 1,
-        groups: int = 1,
-        activation: Any = None,
-        use_bias: bool = True,
-        kernel_initializer: Any = "glorot_uniform",
-        bias_initializer: Any = "zeros",
-        activity_regularizer: Any = None,
-        train_size: int | None = None,
-        prior: Any = None,
-        prior_scale: float | None = None,
-        initial_scale: float = 0.01,
-        moped: float | None = None,
-        bias: str = "deterministic",
-        beta: float | None = None,
-        gamma: float = 0.0,
-        seed: int | None = None,
-        **kwargs: Any,
-    ) -> MeanFieldLayer:
-        if beyond:  # where TFP and Keras differ in order
-            raise TypeError(f"{name} takes 2 positional arguments; give others by name.")
-        template = MeanField(
-            prior=prior,
-            prior_scale=prior_scale,
-            initial_scale=initial_scale,
-            moped=moped,
-            estimator=estimator,
-            bias=bias,
-            beta=beta,
-            gamma=gamma,
-            seed=seed,
+    owner: str,
+    estimator: str,
+    kind: type[layers.Layer],
+    /,
+    filters: int,
+    kernel_size: Sizes,
+    *beyond: Any,
+    strides: Sizes = 1,
+    padding: str = "valid",
+    dilation_rate: Sizes = 1,
+    groups: int = 1,
+    activation: Any = None,
+    use_bias: bool = True,
+    kernel_initializer: Any = "glorot_uniform",
+    bias_initializer: Any = "zeros",
+    activity_regularizer: Any = None,
+    train_size: int | None = None,
+    prior: Any = None,
+    prior_scale: float | None = None,
+    initial_scale: float = 0.01,
+    moped: float | None = None,
+    bias: str = "deterministic",
+    beta: float | None = None,
+    gamma: float = 0.0,
+    seed: int | None = None,
+    **kwargs: Any,
+) -> MeanFieldLayer:
+    """Return a convolution of random weights, as TFP's function `owner` does."""
+    if beyond:  # where TFP and Keras differ in order
+        raise TypeError(f"{owner} takes 2 positional arguments; give others by name.")
+    template = MeanField(
+        prior=prior,
+        prior_scale=prior_scale,
+        initial_scale=initial_scale,
+        moped=moped,
+        estimator=estimator,
+        bias=bias,
+        beta=beta,
+        gamma=gamma,
+        seed=seed,
+    )
+    outer = {key: kwargs.pop(key) for key in _OF_LAYER if key in kwargs}
+    with checks.known_keywords(owner, kwargs, (_convolution, kind.__init__), but=("self",)):
+        convolution = kind(
+            filters,
+            kernel_size,
+            strides=strides,
+            padding=padding,
+            dilation_rate=dilation_rate,
+            groups=groups,
+            activation=activation,
+            use_bias=use_bias,
+            kernel_initializer=kernel_initializer,
+            bias_initializer=bias_initializer,
+            activity_regularizer=activity_regularizer,
+            **kwargs,
         )
-        outer = {key: kwargs.pop(key) for key in _OF_LAYER if key in kwargs}
-        with checks.known_keywords(name, kwargs, (make, kind.__init__), but=("self",)):
-            convolution = kind(
-                filters,
-                kernel_size,
-                strides=strides,
-                padding=padding,
-                dilation_rate=dilation_rate,
-                groups=groups,
-                activation=activation,
-                use_bias=use_bias,
-                kernel_initializer=kernel_initializer,
-                bias_initializer=bias_initializer,
-                activity_regularizer=activity_regularizer,
-                **kwargs,
-            )
-        return template.wrap(convolution, train_size, **outer)
-
-    return _as_named(make, name, f"MeanField(estimator={estimator!r})", kind.__name__)
+    return template.wrap(convolution, train_size, **outer)
 
 
-def _as_named(
-    make: Callable[..., MeanFieldLayer], name: str, posterior: str, layer: str
+def _named(
+    name: str,
+    make: Callable[..., MeanFieldLayer],
+    estimator: str,
+    kind: type[layers.Layer],
 ) -> Callable[..., MeanFieldLayer]:
-    """Give a function its name, and the docstring that help() shows."""
-    make.__name__ = name
-    make.__qualname__ = name
-    make.__doc__ = (
-        f"Return `{posterior}` around `keras.layers.{layer}`.\n\n"
+    """Return a function under a name of TFP's, with the signature and docstring of help().
+
+    Args:
+        name: of the function.
+        make: makes the layer; its first three parameters, by position only, are the others here.
+        estimator: of `ibnn.MeanField`.
+        kind: class of the Keras layer.
+    """
+    of_make = inspect.signature(make)
+    parameters = of_make.parameters.values()
+    users = [parameter for parameter in parameters if parameter.kind != parameter.POSITIONAL_ONLY]
+    signature = of_make.replace(parameters=users)
+
+    def named(*args: Any, **kwargs: Any) -> MeanFieldLayer:
+        bound = signature.bind(*args, **kwargs)
+        return make(name, estimator, kind, *bound.args, **bound.kwargs)
+
+    named.__name__ = name
+    named.__qualname__ = name
+    named.__signature__ = signature
+    named.__doc__ = (
+        f"Return `MeanField(estimator={estimator!r})` around `keras.layers.{kind.__name__}`.\n\n"
         "Args:\n"
-        f"    units, or filters and kernel_size: those of `keras.layers.{layer}`.\n"
+        f"    units, or filters and kernel_size: those of `keras.layers.{kind.__name__}`.\n"
         "    train_size: number of training examples, over which the KL is spread.\n"
         "    prior, prior_scale, initial_scale, moped, bias, beta, gamma, seed: those of\n"
         "        `ibnn.MeanField`.\n"
-        f"    **kwargs: this and the others are those of `keras.layers.{layer}`, by name.\n"
+        f"    **kwargs: this and the others are those of `keras.layers.{kind.__name__}`, by name.\n"
     )
-    return make
+    return named
 
 
-DenseReparameterization = _dense("DenseReparameterization", "shared")
-DenseFlipout = _dense("DenseFlipout", "flipout")
-DenseLocalReparameterization = _dense("DenseLocalReparameterization", "local")
-Conv1DReparameterization = _convolution("Conv1DReparameterization", layers.Conv1D, "shared")
-Conv1DFlipout = _convolution("Conv1DFlipout", layers.Conv1D, "flipout")
-Conv2DReparameterization = _convolution("Conv2DReparameterization", layers.Conv2D, "shared")
-Conv2DFlipout = _convolution("Conv2DFlipout", layers.Conv2D, "flipout")
-Conv3DReparameterization = _convolution("Conv3DReparameterization", layers.Conv3D, "shared")
-Conv3DFlipout = _convolution("Conv3DFlipout", layers.Conv3D, "flipout")
+DenseReparameterization = _named("DenseReparameterization", _dense, "shared", layers.Dense)
+DenseFlipout = _named("DenseFlipout", _dense, "flipout", layers.Dense)
+DenseLocalReparameterization = _named("DenseLocalReparameterization", _dense, "local", layers.Dense)
+Conv1DReparameterization = _named("Conv1DReparameterization", _convolution, "shared", layers.Conv1D)
+Conv1DFlipout = _named("Conv1DFlipout", _convolution, "flipout", layers.Conv1D)
+Conv2DReparameterization = _named("Conv2DReparameterization", _convolution, "shared", layers.Conv2D)
+Conv2DFlipout = _named("Conv2DFlipout", _convolution, "flipout", layers.Conv2D)
+Conv3DReparameterization = _named("Conv3DReparameterization", _convolution, "shared", layers.Conv3D)
+Conv3DFlipout = _named("Conv3DFlipout", _convolution, "flipout", layers.Conv3D)

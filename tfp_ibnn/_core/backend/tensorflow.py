@@ -185,12 +185,13 @@ def times(x: Tensor, z: Tensor) -> Tensor:
     if jit_pays() or not _is_slow(x, z):
         return x * z
     *_, width, channels = x.shape
-    ones = [1] * (len(z.shape) - 2)
-    repeated = tf.tile(z[..., 0, :], [*ones, width])
+    rank = len(z.shape) - 1
+    multiples = [1] * (rank - 1) + [width]
+    repeated = tf.tile(z[..., 0, :], multiples)
     shape = tf.shape(x)
     joined = tf.concat([shape[:-2], [width * channels]], axis=0)
-    product = tf.reshape(x, joined) * repeated
-    return tf.reshape(product, shape)
+    rows = tf.reshape(x, joined)
+    return tf.reshape(rows * repeated, shape)
 
 
 def _is_slow(x: Tensor, z: Tensor) -> bool:

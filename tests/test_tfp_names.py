@@ -1,5 +1,7 @@
 """Layers under TensorFlow Probability's names."""
 
+import inspect
+
 import keras
 import numpy as np
 import pytest
@@ -60,6 +62,26 @@ def test_other_errors():
         ibnn.layers.Conv2DFlipout(4, 3, (1, 1), train_size=10)
     with pytest.raises(ValueError, match="`train_size` is missing"):
         ibnn.layers.DenseFlipout(4)
+
+
+def test_a_regularizer_beside_the_prior_is_named_at_the_users_line():
+    with pytest.warns(UserWarning, match="`kernel_regularizer`.*prior twice") as caught:
+        ibnn.layers.DenseFlipout(4, train_size=10, kernel_regularizer="l2")
+    assert caught[0].filename == __file__
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, kernel_regularizer="l2")])
+    with pytest.warns(UserWarning, match="`kernel_regularizer`.*prior twice") as caught:
+        ibnn.to_stochastic(model, ibnn.MeanField(), train_size=10)
+    assert caught[0].filename == __file__
+
+
+def test_arguments_show_in_signatures_and_are_missed_by_name():
+    for name in KINDS:
+        make = getattr(ibnn.layers, name)
+        names = list(inspect.signature(make).parameters)
+        assert names[0] == ("units" if name.startswith("Dense") else "filters")
+        assert {"activation", "train_size", "prior_scale", "seed"} < set(names)
+        with pytest.raises(TypeError, match=f"'{names[0]}'"):
+            make()
 
 
 def test_they_are_saved(tmp_path):

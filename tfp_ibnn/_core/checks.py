@@ -215,8 +215,24 @@ def warn_of_regularizer(owner: str, name: str, remedy: str) -> None:
     """
     warnings.warn(
         f"{owner} has a `{name}`, which counts the prior twice: leave it out, or {remedy}.",
-        stacklevel=4,
+        stacklevel=_level_of_user(),
     )
+
+
+def _level_of_user() -> int:
+    """Return the `stacklevel` by which the caller of this warns at the user's line.
+
+    That is the first one outside of this package and of Keras, which may call a layer or optimizer.
+    """
+    level = 1
+    frame = inspect.currentframe().f_back
+    while frame.f_back is not None:
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package not in ("tfp_ibnn", "keras"):
+            break
+        frame = frame.f_back
+        level += 1
+    return level
 
 
 def channels_of(owner: str, input_shape: Any) -> int:

@@ -808,20 +808,11 @@ def used(nodes):
                 yield name.value, node.lineno, ast.unparse(owner[0]) if owner else ""
 
 
-OF_OTHERS = {
-    ("_exit", "os"),
-    ("_replace", "accepted"),
-    ("_replace", "chunks"),
-    ("_replace", "draw"),
-    ("_replace", "drawn"),
-    ("_replace", "results"),
-    ("_replace", "setting"),
-    ("_replace", "summary"),
-    ("_replace", "plan"),
-    ("_replace", "plan.parts[name]"),
-    ("_mapie_classifier", "made"),
-}
+OF_OTHERS = {("_exit", "os"), ("_mapie_classifier", "made")}
 """Private names of Python, and of a library to compare with."""
+
+OF_NAMED_TUPLES = {"_asdict", "_replace"}
+"""Methods that Python documents."""
 
 
 def violations(files):
@@ -835,7 +826,7 @@ def violations(files):
             yield f"{place}: keras.src"
         for name, line, owner in used(nodes):
             foreign = name not in own or (name in keras_names and owner not in ("self", "super()"))
-            if foreign and (name, owner) not in OF_OTHERS:
+            if foreign and (name, owner) not in OF_OTHERS and name not in OF_NAMED_TUPLES:
                 yield f"{place}:{line}: {owner}.{name}"
 
 

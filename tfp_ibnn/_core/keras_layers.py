@@ -163,5 +163,6 @@ def _copy_attributes(
         with DotNotTrackScope():
             value = [] if name in _NODES else copy.deepcopy(vars(layer)[name], memo)
             vars(copied)[name] = value
-    stores = copied._tracker.config.items()
-    copied._tracker.stored_ids = {name: {id(x) for x in store} for name, (_, store) in stores}
+    tracker = copied._tracker
+    for name, (_, tracked) in tracker.config.items():
+        tracker.stored_ids[name] = {id(part) for part in tracked}

@@ -108,6 +108,7 @@ def _has_unexpected_weights(layer: keras.layers.Layer) -> bool:
 
 
 def _described(place: Place) -> str:
+    """Return path and class of a layer that stays as it is, and what posterior would suit it."""
     kind = type(place.layer).__name__
     if place.shape is None:
         return f"{place.path} ({kind})"
@@ -144,6 +145,9 @@ def checked_templates(posterior: Any) -> Mapping[str, PosteriorTemplate]:
 
     Args:
         posterior: a template for all layers, or a mapping from patterns to templates.
+
+    Returns:
+        The mapping; of one template, with a pattern that matches all names.
 
     Raises:
         ValueError: If it is neither, or a pattern is not a regular expression.

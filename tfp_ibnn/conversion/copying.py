@@ -19,7 +19,17 @@ Convert = Callable[[keras.layers.Layer], keras.layers.Layer]
 
 
 def copy_of(model: keras.Model) -> keras.Model:
-    """Return a copy of a built model with new layers and the same weights, not compiled."""
+    """Return a copy of a model with new layers and the same weights, not compiled.
+
+    Args:
+        model: a built model; its stochastic layers are so in the copy too.
+
+    Returns:
+        A `keras.Model` of a Functional or Sequential one, and else a model of the same class.
+
+    Raises:
+        ValueError: If it is not a built model, or a layer of it cannot be made from its config.
+    """
     copy = _rebuilt(model, _copy_layer)
     inside.restore(copy, inside.configs(model))
     transfer.carry_over(model, copy)
@@ -31,6 +41,16 @@ def folded_copy_of(model: keras.Model) -> keras.Model:
 
     Those that a graph calls are folded on the way; those inside of other layers, which these
     layers' configs make again, are replaced afterwards.
+
+    Args:
+        model: a built model with stochastic layers.
+
+    Returns:
+        A built model that computes what the original does with its noise off.
+
+    Raises:
+        ValueError: If the constructor of a layer makes a stochastic one inside, so that the copy
+            could not be loaded from a file.
     """
     copy = _rebuilt(model, _fold_layer)
     swaps = transfer.carry_over_folded(model, copy, is_rebuilt=is_opened(model))
@@ -44,7 +64,12 @@ def folded_copy_of(model: keras.Model) -> keras.Model:
 
 
 def _copy_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
-    """Return a new layer by its config, or else without one, or raise."""
+    """Return a new layer, or raise.
+
+    It is made by the config; or a model by its constructor without arguments, or another layer as a
+    copy of all its attributes. That is not for layers that can be converted, whose config the
+    stochastic layer around them saves.
+    """
     try:
         return type(layer).from_config(layer.get_config())
     except Exception as error:

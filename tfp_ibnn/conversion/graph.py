@@ -51,7 +51,15 @@ class _Step(NamedTuple):
 
 
 def functional_graph(model: Any) -> keras.Model | None:
-    """Return the Functional model that a model runs; None if not built, or of its own `call`."""
+    """Return the Functional model whose calls are all that a model does.
+
+    Args:
+        model: any object.
+
+    Returns:
+        The model itself, or what a Sequential one runs; None of other objects, of a Sequential one
+        that is not built, and of models with a `call` of their own.
+    """
     is_sequential = isinstance(model, keras.Sequential)
     if not is_sequential and not keras_internals.is_functional(model):
         return None
@@ -129,7 +137,11 @@ class Graph:
         return {number: values[number] for number in self._frontier & values.keys()}
 
     def first(self) -> dict[Any, int]:
-        """Return noisy layers whose work all draws can share, with the number of their input."""
+        """Return noisy layers whose work all draws can share, with the number of their input.
+
+        These are called once, on one tensor that does not depend on noise, so that a part of their
+        computation is the same for all draws.
+        """
         shared = {}
         for step in self._after:
             layer = step.node.operation

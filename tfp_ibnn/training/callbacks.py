@@ -127,7 +127,8 @@ class MonteCarloEvaluation(keras.callbacks.Callback):
     """Evaluate the averaged prediction while training, among Keras's own logs.
 
     The keys are those of `MonteCarlo.evaluate` behind `val_mc_` (`val_nll` and the like are of
-    single draws). List it before what reads them, such as EarlyStopping("val_mc_nll", mode="min").
+    single draws), and NaN once the training has diverged. List it before what reads them, such as
+    EarlyStopping("val_mc_nll", mode="min").
 
     Args:
         data: (x, y), (x, y, sample_weight), or a dataset of such batches.
@@ -178,7 +179,6 @@ class MonteCarloEvaluation(keras.callbacks.Callback):
 
     @random_state_kept()
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Add the entries; they are NaN if the training has diverged."""
         if logs is None or epoch % self.every:
             return
         if self._monte_carlo is None:

@@ -213,10 +213,16 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
     """
     if len(y.shape) == 2 < len(x.shape):  # for unknown sizes Keras's way fails in XLA
         *rows, size = keras.ops.shape(x)
-        return tf.reshape(matmul(tf.reshape(x, (-1, size)), y), (*rows, y.shape[-1]))
-    if not tf.config.list_physical_devices("GPU") or x.dtype != tf.float32:
+        flat = tf.reshape(x, (-1, size))
+        product = matmul(flat, y)
+        return tf.reshape(product, (*rows, y.shape[-1]))
+    has_gpu = bool(tf.config.list_physical_devices("GPU"))
+    if x.dtype != tf.float32 or not has_gpu:
         return keras.ops.matmul(x, y)
-    product = keras.ops.matmul(tf.cast(x, tf.float64), tf.cast(y, tf.float64))
+    # There float32 products are computed in TF32, with ten bits.
+    x = tf.cast(x, tf.float64)
+    y = tf.cast(y, tf.float64)
+    product = keras.ops.matmul(x, y)
     return tf.cast(product, tf.float32)
 
 
@@ -229,7 +235,8 @@ def set_diagonal(matrix: Tensor, diagonal: Tensor) -> Tensor:
     """
     if matrix.shape.is_fully_defined():  # else XLA lacks its gradient, which keeps no matrix
         return tf.linalg.set_diag(matrix, diagonal)
-    return tf.where(tf.eye(matrix.shape[-1], dtype=bool), diagonal[..., None, :], matrix)
+    is_diagonal = tf.eye(matrix.shape[-1], dtype=bool)
+    return tf.where(is_diagonal, diagonal[..., None, :], matrix)
 
 
 def traced_once(function: Function) -> Function:

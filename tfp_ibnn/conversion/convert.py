@@ -78,7 +78,8 @@ def to_stochastic(
         raise ValueError(f"{model.name!r} is already stochastic; `to_deterministic` undoes that.")
     choice = choose(model, checked_templates(posterior))
     options = {"noise": noise, "kl_reduction": kl_reduction}
-    replace(copy, _wrap(copy, choice.templates, train_size, seed, options))
+    wrapped = _wrap(copy, choice.templates, train_size, seed, options)
+    replace(copy, wrapped)
     if choice.unchanged:
         warnings.warn(choice.explanation.strip(), stacklevel=2)
     stochastic = stochastic_model(model, copy, train_samples=train_samples, name=model.name)
@@ -93,7 +94,16 @@ def _wrap(
     seed: int | None,
     options: Mapping[str, Any],
 ) -> dict[Steps, StochasticLayer]:
-    """Return built stochastic layers around the chosen layers of a copy, by their places."""
+    """Return built stochastic layers around the chosen layers of a copy, by their places.
+
+    Args:
+        copy: of the model, with plain layers.
+        templates: of the chosen layers, by their places.
+        train_size: number of training examples.
+        seed: of the noise of the first layer, from which the others count on; None takes the
+            templates'.
+        options: `noise` and `kl_reduction` of `wrap`.
+    """
     inside = places(copy)
     depth = len(templates)
     # By identity: a template of several layers is one, which they may have in common.

@@ -30,10 +30,11 @@ class PredictionWrapper:
             custom_objects: classes by their names, which Keras does not know.
         """
         config = keras_internals.readable(config)
-        load = keras.saving.deserialize_keras_object
-        parts = {name: config[name] for name in ("model", "head") if name in config}
-        loaded = {name: load(part, custom_objects=custom_objects) for name, part in parts.items()}
-        return cls(**{**config, **loaded})
+        for name in ("model", "head"):
+            if name in config:
+                part = keras.saving.deserialize_keras_object(config[name], custom_objects)
+                config[name] = part
+        return cls(**config)
 
 
 class ScaledModel(PredictionWrapper):
@@ -45,8 +46,9 @@ class ScaledModel(PredictionWrapper):
 
 def unscaled(model: keras.Model) -> keras.Model:
     """Return the classifier that a scaled model scales, if it has a graph, or else the model."""
-    has_graph = isinstance(model, ScaledModel) and functional_graph(model.inner) is not None
-    return model.inner if has_graph else model
+    if isinstance(model, ScaledModel) and functional_graph(model.inner) is not None:
+        return model.inner
+    return model
 
 
 def innermost(model: keras.Model) -> keras.Model:

@@ -39,6 +39,18 @@ class TerminateOnNonFinite(keras.callbacks.Callback):
         every: check, and copy the weights, every so many batches and at the end of each epoch; None
             checks only there.
         raises: raise a `NonFiniteError` instead of a warning and an early end.
+
+    Example:
+        >>> import keras, tfp_ibnn as ibnn
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        >>> model.compile(keras.optimizers.SGD(1e30), "mse")
+        >>> x = keras.ops.ones((8, 1))
+        >>> stop = ibnn.TerminateOnNonFinite(raises=True)
+        >>> try:
+        ...     _ = model.fit(x, x, epochs=9, verbose=0, callbacks=[stop])
+        ... except ibnn.NonFiniteError:
+        ...     print(stop.message.partition(".")[0])
+        After epoch 2 the loss is inf
     """
 
     def __init__(self, every: int | None = 50, raises: bool = False) -> None:

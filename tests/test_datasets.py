@@ -89,6 +89,26 @@ def test_laplace(model, data):
     )
 
 
+def test_refine(model, data):
+    gaussian = ibnn.GaussianVI(model).fit(data(), steps=3, verbose=0)
+    flows, options = [ibnn.flows.AffineCoupling()], {"steps": 1, "draws": 2, "verbose": 0}
+    expected = ibnn.refine(gaussian, flows, X, Y, validation=(X, Y), **options)
+    found = ibnn.refine(gaussian, flows, data(), validation=data(), **options)
+    assert found.history[0] == pytest.approx(expected.history[0], rel=1e-4)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("verbose", "lines"), [("auto", 2), (1, 2), (0, 0), (False, 0)])
+def test_an_ensemble_takes_the_words_of_keras_for_verbose(model, verbose, lines, capsys):
+    def build():
+        copy = keras.models.clone_model(model)
+        copy.compile("sgd", model.loss)
+        return copy
+
+    ibnn.DeepEnsemble.train(build, 2, Indexed(), verbose=verbose)
+    assert capsys.readouterr().out.count("\n") == lines
+
+
 @pytest.mark.once
 @pytest.mark.parametrize(
     ("make", "message"),

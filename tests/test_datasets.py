@@ -89,6 +89,40 @@ def test_laplace(model, data):
     )
 
 
+def test_refine(model, data):
+    gaussian = ibnn.GaussianVI(model).fit(data(), steps=3, verbose=0)
+    flows, options = [ibnn.flows.AffineCoupling()], {"steps": 1, "draws": 2, "verbose": 0}
+    expected = ibnn.refine(gaussian, flows, X, Y, validation=(X, Y), **options)
+    found = ibnn.refine(gaussian, flows, data(), validation=data(), **options)
+    assert found.history[0] == pytest.approx(expected.history[0], rel=1e-4)
+
+
+def test_density(data):
+    arrays, batched = (ibnn.FlowDensity([ibnn.flows.Affine()]) for _ in range(2))
+    arrays.adapt(X)
+    batched.adapt(data())
+    np.testing.assert_allclose(batched.loc, arrays.loc, atol=1e-6)
+    np.testing.assert_allclose(batched.scale, arrays.scale, rtol=1e-5)
+    batched.compile("sgd")
+    assert np.isfinite(batched.fit(data(), verbose=0).history["loss"]).all()
+    assert np.isfinite(batched.evaluate(data(), verbose=0)).all()
+    pairs = ibnn.FlowDensity([ibnn.flows.Affine()], condition=1)
+    pairs.adapt(((x, y[:, None]),) for x, y in batches())
+    np.testing.assert_allclose(pairs.loc, arrays.loc, atol=1e-6)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("verbose", "lines"), [("auto", 2), (1, 2), (0, 0), (False, 0)])
+def test_an_ensemble_takes_the_words_of_keras_for_verbose(model, verbose, lines, capsys):
+    def build():
+        copy = keras.models.clone_model(model)
+        copy.compile("sgd", model.loss)
+        return copy
+
+    ibnn.DeepEnsemble.train(build, 2, Indexed(), verbose=verbose)
+    assert capsys.readouterr().out.count("\n") == lines
+
+
 @pytest.mark.once
 @pytest.mark.parametrize(
     ("make", "message"),
@@ -111,6 +145,14 @@ def test_laplace(model, data):
             "`x` is a generator, which the first of 2 members would use up",
         ),
         (lambda m: ibnn.Laplace(m).fit(X), "Give arrays x and y, a tf.data.Dataset or a PyDataset"),
+        (
+            lambda m: ibnn.FlowDensity([ibnn.flows.Affine()]).log_prob(Indexed()),
+            "`x` must be an array; got a Indexed. `fit`, `evaluate` and `predict` take datasets",
+        ),
+        (
+            lambda m: ibnn.FlowDensity([ibnn.flows.Affine()]).adapt(shuffled().repeat()),
+            "`x` never ends",
+        ),
     ],
 )
 def test_what_is_refused(model, make, message):

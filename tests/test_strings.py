@@ -7,6 +7,7 @@ from keras import layers
 
 import tfp_ibnn as ibnn
 from tfp_ibnn.calibration import run, trials
+from tfp_ibnn.decisions.hashing import uniform_of_arrays
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's")
 
@@ -18,6 +19,8 @@ KINDS = {
     "bytes": np.char.encode(TEXTS),
     "column": TEXTS[:, None],
 }
+
+PINNED = [0.42563909, 0.23897117]  # random numbers of two texts
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +53,12 @@ def test_strings_in_any_array(model, kind):
     assert ibnn.OODDetector(model, "knn", k=3).fit(x).score(x).shape == (40,)
     laplace = ibnn.Laplace(model).fit(x, LABELS, verbose=0)
     assert ibnn.MonteCarlo(laplace, 2).predict(x, verbose=0)["mean"].shape == (40, 2)
+
+
+def test_a_list_of_strings_is_refused(model):
+    mc = ibnn.MonteCarlo(model, 1, head="softmax", from_logits=True)
+    with pytest.raises(ValueError, match=r"give an array of them: np.array\(x\)"):
+        mc.predict(TEXTS.tolist(), verbose=0)
 
 
 def test_a_dataset_of_strings(model):
@@ -121,6 +130,7 @@ def test_decisions_on_texts_are_saved_and_loaded(kind, tmp_path):
         detector.save(tmp_path / "detector.keras")
         loaded = keras.saving.load_model(tmp_path / "detector.keras")
         np.testing.assert_allclose(loaded.score(x), detector.score(x), rtol=1e-4)
+        np.testing.assert_allclose(detector.predict(x, verbose=0), detector.score(x), rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["strings", "objects"])
@@ -131,6 +141,49 @@ def test_texts_are_calibrated(kind, monkeypatch):
     report = ibnn.calibrate(made_text_model(), (x, y), (x, y), **options)
     assert report.evaluate((x, y), verbose=False)["fine-tuned"]["accuracy"] >= 0
     assert report.model.predict(x, verbose=0)["mean"].shape == (80, 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_randomized_sets_of_texts(model, kind):
+    x = KINDS[kind]
+    sets = ibnn.Conformal(model, "aps", 0.7, randomized=0).fit(x, LABELS)
+    expected = ibnn.Conformal(model, "aps", 0.7, randomized=0).fit(KINDS["objects"], LABELS)
+    np.testing.assert_array_equal(sets.thresholds, expected.thresholds)
+    found = sets.predict(x)
+    np.testing.assert_array_equal(found, expected.predict(KINDS["objects"]))
+    alone = [sets.predict(x[row : row + 1])[0] for row in range(4)]
+    np.testing.assert_array_equal(alone, found[:4])
+    called = sets(keras.ops.convert_to_tensor(x.astype(object)))["set"]
+    np.testing.assert_array_equal(called, found)
+
+
+def test_a_text_decides_its_random_number():
+    texts = np.array([f"text {number}" for number in range(2000)])
+    u = uniform_of_arrays(texts, 0)
+    assert abs(u.mean() - 0.5) < 4 * (1 / 12 / len(u)) ** 0.5
+    assert len(np.unique(u)) == len(u)
+    assert (u != uniform_of_arrays(texts, 1)).all()
+    order = np.random.default_rng(0).permutation(len(texts))
+    np.testing.assert_array_equal(uniform_of_arrays(texts[order].astype(object), 0), u[order])
+    # What this version has given stays, since thresholds in files are made with it.
+    np.testing.assert_allclose(
+        uniform_of_arrays(np.array(["good film", "é"]), 7), PINNED, rtol=1e-6
+    )
+
+
+def test_randomized_sets_of_texts_are_saved_and_exported(tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    tf.config.run_functions_eagerly(False)
+    data = tf.data.Dataset.from_tensor_slices((TEXTS[:, None], LABELS)).batch(16)
+    sets = ibnn.Conformal(made_text_model(), "aps", 0.7, randomized=0).fit(data)
+    expected = sets.predict(TEXTS[:, None])
+    np.testing.assert_array_equal(sets.predict(data), expected)
+    sets.save(tmp_path / "sets.keras")
+    loaded = keras.saving.load_model(tmp_path / "sets.keras")
+    np.testing.assert_array_equal(loaded.predict(TEXTS[:, None]), expected)
+    sets.export(tmp_path / "served")
+    serve = tf.saved_model.load(str(tmp_path / "served")).signatures["serve"]
+    np.testing.assert_array_equal(serve(review=tf.constant(TEXTS[:, None]))["set"], expected)
 
 
 def test_texts_are_exported(tmp_path):

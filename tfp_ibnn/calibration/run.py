@@ -177,7 +177,7 @@ def _with_heartbeat(
     for method in methods:
         made = iter(method(setting))
         while True:
-            with Heartbeat(f"making ready: {method.__name__.replace('_', ' ')}", setting.say):
+            with Heartbeat(f"preparing {method.__name__.replace('_', ' ')}", setting.say):
                 trial = next(made, None)
             if trial is None:
                 break

@@ -50,9 +50,9 @@ class Conformal(Fitted):
         by: "class" gives each class a threshold, so that each is covered; or None.
         randomized: a seed. Then u p, with u uniform, is subtracted from the scores of "aps" and
             "raps": coverage is exact, and sets can be empty. u is a hash of the seed and of the
-            example's inputs, in float32: an example has the same set alone, in any batch, and
-            exported. Identical inputs share their u, so their scores can tie: where many are
-            identical, coverage is above `coverage`, as it is without u.
+            example's inputs, numbers in float32 or strings: an example has the same set alone, in
+            any batch, and exported. Identical inputs share their u, so their scores can tie: where
+            many are identical, coverage is above `coverage`, as it is without u.
         k: of "raps", the number of classes without a penalty.
         penalty: of "raps".
         **kwargs: those of `keras.Model`.

@@ -8,13 +8,14 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core.serialization import ConfiguredLayer
+from tfp_ibnn._core.text import TakesStrings
 from tfp_ibnn.conversion.wrappers import PredictionWrapper
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.likelihoods.infer import check_one_output
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 
 
-class Fitted(ConfiguredLayer, PredictionWrapper, keras.Model):
+class Fitted(ConfiguredLayer, TakesStrings, PredictionWrapper, keras.Model):
     """A Keras model around a `MonteCarlo` with a seed, `inner`, and `arrays` that `fit` finds.
 
     Args:

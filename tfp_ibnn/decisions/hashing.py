@@ -12,34 +12,37 @@ from tfp_ibnn.noise.hashing import hashed
 from tfp_ibnn.prediction.validation import check_input
 
 _AT_ONCE = 1024  # examples of which all the words are held
+_HASHES = 2**24  # the whole numbers that float32 holds without gaps
 
 
 def uniform(inputs: Any, seed: int) -> Tensor:
     """Return a number in [0, 1) for each example, a hash of its values in float32.
 
     Args:
-        inputs: tensors of numbers, (N, ...), in any nested structure.
+        inputs: tensors of numbers or strings, (N, ...), in any nested structure.
         seed: a whole number, the key of the hash.
 
     Returns:
         Numbers (N,).
-
-    Raises:
-        ValueError: if inputs are strings.
     """
-    for part in keras.tree.flatten(inputs):
-        dtype = ops.convert_to_tensor(part).dtype
-        if keras.backend.standardize_dtype(dtype) == "string":
-            raise ValueError("`randomized` derives its numbers from numeric inputs; got strings.")
-    bits, _ = hashed(inputs, seed)
+    parts = keras.tree.map_structure(_number_of_strings, inputs)
+    bits, _ = hashed(parts, seed)
     return counter.uniform(bits, "float32")
+
+
+def _number_of_strings(part: Any) -> Any:
+    """Return a number for each string, by a hash that never changes; numbers stay as they are."""
+    tensor = ops.convert_to_tensor(part)
+    if keras.backend.standardize_dtype(tensor.dtype) != "string":
+        return part
+    return keras.layers.Hashing(_HASHES)(tensor)
 
 
 def uniform_of_arrays(x: Any, seed: int) -> np.ndarray:
     """Return the same for all examples of arrays, in parts that fit into memory.
 
     Args:
-        x: arrays of numbers, (N, ...), in any nested structure.
+        x: arrays of numbers or strings, (N, ...), in any nested structure.
         seed: a whole number, the key of the hash.
 
     Returns:

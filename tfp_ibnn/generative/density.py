@@ -12,13 +12,14 @@ from keras import ops
 from tfp_ibnn._core import backend, checks, files
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.serialization import SavesRandomState
-from tfp_ibnn.data.examples import check_finite
+from tfp_ibnn.data.datasets import is_dataset
+from tfp_ibnn.data.examples import check_finite, unpacked
 from tfp_ibnn.flows import Flow, Surjection
 from tfp_ibnn.flows.batchnorm import refuse_batch_norm
 from tfp_ibnn.flows.chain import copied, through
 from tfp_ibnn.generative.conditions import checked_condition, size_of_condition
 from tfp_ibnn.generative.mixture import add_mixture, mixture_log_prob, of_mixture
-from tfp_ibnn.generative.unsupervised import Unsupervised
+from tfp_ibnn.generative.unsupervised import Unsupervised, as_numbers
 from tfp_ibnn.noise import counter
 from tfp_ibnn.noise.hashing import hashed
 from tfp_ibnn.posteriors.base import log_normal
@@ -195,7 +196,14 @@ class FlowDensity(SavesRandomState, Unsupervised):
         return ops.convert_to_numpy(draws)
 
     def adapt(self, x: Any) -> None:
-        """Set loc and scale to the mean and the deviation of x (examples, ...), by channel."""
+        """Set loc and scale to the mean and the deviation of x (examples, ...), by channel.
+
+        Args:
+            x: an array, or a dataset of batches such as `fit` takes.
+        """
+        if is_dataset(x):
+            pairs = [self._pair(inputs) for inputs, _, _ in unpacked(x, "x")]
+            x = np.concatenate([ops.convert_to_numpy(part) for part, _ in pairs])
         x = self._rows(x)
         if not self.built:
             self.build(x.shape if self.condition is None else (x.shape, None))
@@ -352,7 +360,7 @@ class FlowDensity(SavesRandomState, Unsupervised):
 
     def _rows(self, x: Any) -> np.ndarray:
         """Return data as an array, or raise."""
-        x = np.asarray(x, dtype=self.dtype)
+        x = as_numbers(x, self.dtype)
         _check_shape(x, self.event)
         check_finite(x, "values of `x`")
         if self.surjection is not None:

@@ -9,6 +9,7 @@ from keras import ops
 from tfp_ibnn._core import backend, keras_internals
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.serialization import naming_unknown_classes
+from tfp_ibnn.data.datasets import is_dataset
 
 
 class Unsupervised(keras.Model):
@@ -148,3 +149,13 @@ def _parts(x: Any) -> tuple | None:
     if isinstance(x, (tuple, list)):
         return tuple(x)
     return None
+
+
+def as_numbers(x: Any, dtype: str) -> np.ndarray:
+    """Return an array, or raise for a dataset, which numpy may take for one of another shape."""
+    if is_dataset(x):
+        raise ValueError(
+            f"`x` must be an array; got a {type(x).__name__}. `fit`, `evaluate` and `predict` take "
+            "datasets."
+        )
+    return np.asarray(x, dtype=dtype)

@@ -18,7 +18,7 @@ from tfp_ibnn.flows import Flow
 from tfp_ibnn.flows.chain import through
 from tfp_ibnn.generative.density import FlowDensity
 from tfp_ibnn.generative.pixels import LIKELIHOODS
-from tfp_ibnn.generative.unsupervised import Unsupervised
+from tfp_ibnn.generative.unsupervised import Unsupervised, as_numbers
 from tfp_ibnn.likelihoods.last_layer import activation_of
 from tfp_ibnn.posteriors.base import log_normal
 from tfp_ibnn.posteriors.flow import copied
@@ -353,7 +353,7 @@ class VAE(SavesRandomState, Unsupervised):
 
     def _checked(self, x: Any) -> np.ndarray:
         """Return data as an array, or raise."""
-        x = np.asarray(x, dtype=self.dtype)
+        x = as_numbers(x, self.dtype)
         if x.shape[1:] != self.event_shape or not x.size:
             raise ValueError(f"`x` must be examples of shape {self.event_shape}; got {x.shape}.")
         check_finite(x, "values of `x`")

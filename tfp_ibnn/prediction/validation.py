@@ -42,6 +42,8 @@ def check_input(x: Any, y: Any = None) -> None:
     parts = keras.tree.flatten(x)
     if all(part is None for part in parts):
         raise ValueError("`x` is missing: give arrays, or a dataset.")
+    if any(isinstance(part, (str, bytes)) for part in parts):
+        raise ValueError("`x` holds single strings; give an array of them: np.array(x).")
     floatx = keras.config.floatx()
     for name, part in [("x", part) for part in parts] + [("y", y) for y in keras.tree.flatten(y)]:
         part = ops.convert_to_numpy(part) if ops.is_tensor(part) else part

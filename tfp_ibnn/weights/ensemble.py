@@ -46,7 +46,7 @@ class DeepEnsemble(WeightSets):
         seed: int = 0,
         callbacks: Any = None,
         side_by_side: bool = False,
-        verbose: int = 1,
+        verbose: Any = 1,
         **fit: Any,
     ) -> "DeepEnsemble":
         """Train n members, each from a seed of its own; one after the other by default.
@@ -65,8 +65,8 @@ class DeepEnsemble(WeightSets):
             side_by_side: take all members through the same batches, in the order of `x`, without
                 `callbacks`: on JAX all of them in one compiled step, which an interrupt loses, on
                 TensorFlow one after the other. What they learn is the same up to rounding.
-            verbose: 1 prints a line for each member, and every ten seconds; 2 the epochs too; 0
-                nothing.
+            verbose: 1 or "auto" prints a line for each member, and every ten seconds; 2 the epochs
+                too; 0 nothing.
             **fit: other arguments of `fit`, such as `epochs`.
 
         Returns:
@@ -88,6 +88,7 @@ class DeepEnsemble(WeightSets):
         """
         n = checks.positive_integer("n", n)
         seed = checks.whole("seed", seed)
+        verbose = 1 if verbose == "auto" else verbose
         if side_by_side and callbacks is not None:
             raise ValueError("`callbacks` must be None if members train side by side.")
         if n > 1 and isinstance(x, Iterator):

@@ -8,6 +8,7 @@ from keras import ops
 
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.backend import Tensor, compiled, mean
+from tfp_ibnn.data.datasets import is_dataset
 from tfp_ibnn.weights.refinement import RefinedPosterior
 from tfp_ibnn.weights.target import Target
 from tfp_ibnn.weights.vectors import mirrored
@@ -96,7 +97,7 @@ class ElboObjective:
         target: log p(y | x, w) + log p(w).
         sizes: of each step.
         path_gradients: see `elbo`.
-        validation: (x, y) for the score; None takes the ELBO.
+        validation: (x, y), or a dataset of such batches, for the score; None takes the ELBO.
         rng: source of the draws.
     """
 
@@ -107,7 +108,7 @@ class ElboObjective:
         sizes: Sizes,
         *,
         path_gradients: bool,
-        validation: tuple[Any, Any] | None,
+        validation: Any,
         rng: np.random.Generator,
     ) -> None:
         self._refined = refined
@@ -119,7 +120,7 @@ class ElboObjective:
         score = self.value
         self.patience = 0
         if validation is not None:
-            x, y = validation
+            x, y = (validation, None) if is_dataset(validation) else validation
             fixed = (fixed[0], *target.prepared(x, y, verbose=0))
             score = self._log_likelihood
             self.patience = _PATIENCE

@@ -28,7 +28,7 @@ def refine(
     y: Any = None,
     *,
     samples: np.ndarray | None = None,
-    validation: tuple[Any, Any] | None = None,
+    validation: Any = None,
     prior_scale: float | None = None,
     steps: int = 2000,
     draws: int = 16,
@@ -57,8 +57,9 @@ def refine(
         y: training targets.
         samples: draws of the weights, (n, size), n at least 10 times the size, such as
             `LastLayerHMC(...).samples()`, instead of x and y; a tenth decides which check is best.
-        validation: (x, y) whose mean log-likelihood decides which check is best, and ends training
-            after five checks without a better one; None: the ELBO of fixed draws decides.
+        validation: (x, y), or of a last layer a dataset of batches (x, y), whose mean
+            log-likelihood decides which check is best, and ends training after five checks without
+            a better one; None: the ELBO of fixed draws decides.
         prior_scale: standard deviation of the prior; None takes that of the posterior.
         steps: number of steps, at most.
         draws: of the weights per step, in mirrored pairs; with `samples`, how many of them, at

@@ -221,6 +221,7 @@ def test_cases_of_laplace_are_timed_in_turns(eagerly, monkeypatch):
 @pytest.mark.once
 def test_rows_of_laplace_are_kept_one_by_one(laplace_run, monkeypatch, tmp_path, capsys):
     monkeypatch.syspath_prepend(ROOT / "scripts")
+    command = importlib.import_module("studies.laplace_torch")
     script = importlib.import_module("studies.laplace_torch.run")
     monkeypatch.chdir(tmp_path)
     page = tmp_path / "docs" / "laplace.md"
@@ -235,16 +236,16 @@ def test_rows_of_laplace_are_kept_one_by_one(laplace_run, monkeypatch, tmp_path,
     for times, name in ((1, "laplace"), (2, "laplace_growth")):
         for _ in range(times):  # the second time there is nothing to measure
             with pytest.raises(KeyboardInterrupt):
-                script.keep(script.parse(["--resume", "--output", "here"]), name, rows)
+                script.keep(command.parse(["--resume", "--output", "here"]), name, rows)
         assert record.read(f"here/{name}.json")["rows"] == laplace_run
     assert len(capsys.readouterr().out.splitlines()) == 2 * len(laplace_run)
-    script.main(["--store", "--output", "here"])
+    command.main(["--store", "--output", "here"])
     assert record.read("results/benchmark/laplace.json")["rows"] == laplace_run
     assert "images/laplace_growth.png)" in page.read_text()
     assert "Not measured yet." not in page.read_text()
     assert (tmp_path / "docs" / "images" / "laplace_growth.png").stat().st_size > 5_000
     with pytest.raises(SystemExit):
-        script.parse(["--threads", "0"])
+        command.parse(["--threads", "0"])
     assert "--threads must be at least 1; got 0" in capsys.readouterr().err
 
 

@@ -179,7 +179,7 @@ def test_custom_posterior_loads_with_custom_objects(tmp_path):
     det = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     model = ibnn.to_stochastic(det, Shifted(), train_size=10)
     model.save(tmp_path / "model.keras")
-    with pytest.raises(TypeError, match="Shifted"):
+    with pytest.raises(ValueError, match="class 'Shifted', which is not known"):
         keras.saving.load_model(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects={"Shifted": Shifted})
     assert isinstance(loaded.layers[-1].posterior, Shifted)

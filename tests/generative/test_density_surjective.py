@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 import tfp_ibnn as ibnn
-from tests.flows.test_event_ndims import Rows
+from tests.flows.test_all_event_ndims import Rows
 from tests.flows.tools import inverse, log_det
 from tests.layer_checklist import numpy
 from tests.registry import SURJECTIONS, perturb

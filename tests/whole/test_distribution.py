@@ -19,7 +19,7 @@ from lib import RunError, Settings, data, devices_for
 from tests.layer_checklist import numpy
 from tfp_ibnn._core import backend
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "train_cifar.py"
 JAX = keras.backend.backend() == "jax"
 on_jax = pytest.mark.skipif(not JAX, reason="JAX's engine")

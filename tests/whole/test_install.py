@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = [pytest.mark.install, pytest.mark.slow]
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 EXTRAS = ("matplotlib", "PIL", "pandas", "sklearn", "tensorflow_datasets", "fastapi", "uvicorn")
 PROBE = f"""

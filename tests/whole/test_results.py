@@ -12,7 +12,7 @@ from lib.tables import PAGES, fill
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 SUMMARIES = sorted(RESULTS.glob("*/summary.json"))
 

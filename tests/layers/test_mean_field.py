@@ -9,7 +9,7 @@ import tfp_ibnn as ibnn
 from tests.autodiff import jit, weight_gradients
 from tests.layer_checklist import check_layer, numpy, predict_without_noise
 from tests.precision import after_products
-from tests.test_stranger import X, Y, compiled, network, use
+from tests.whole.test_stranger import X, Y, compiled, network, use
 from tfp_ibnn.layers.mean_field import Explicit, Flipped
 
 RNG = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Links lead to files and headings of a checkout. tests/test_docs.py asks the same of the site."""
+"""Links lead to files and headings of a checkout. test_docs.py asks the same of the site."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 PAGES += sorted([*ROOT.glob("results/**/README.md"), *ROOT.glob("docs/**/*.md")])
 CODE = re.compile(r"```.*?```|`[^`\n]*`", flags=re.DOTALL)

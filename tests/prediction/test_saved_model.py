@@ -22,7 +22,7 @@ from tfp_ibnn.layers import GaussianHead
 from tfp_ibnn.prediction import saved_model
 from tfp_ibnn.prediction.saved_model import MANIFEST
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 S = 6
 
 

@@ -9,7 +9,7 @@ from tfp_ibnn.calibration import run, trials
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 
 

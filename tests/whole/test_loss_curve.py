@@ -1,7 +1,7 @@
 """A guard: a training with a fixed seed must follow the curve that was stored for its backend.
 
-`python -m tests.test_loss_curve` stores a new one. Do so only for a change that is meant to alter
-training, and say so in the changelog.
+`python -m tests.whole.test_loss_curve` stores a new one. Do so only for a change that is meant to
+alter training, and say so in the changelog.
 """
 
 import json
@@ -16,7 +16,7 @@ from tests import autodiff
 from tests.registry import AT_PRIOR, ELBO
 from tfp_ibnn._core import backend
 
-STORED = Path(__file__).parent / "files" / f"loss_curve_{backend.NAME}.json"
+STORED = Path(__file__).parents[1] / "files" / f"loss_curve_{backend.NAME}.json"
 EPOCHS, STEPS = 20, 10
 
 

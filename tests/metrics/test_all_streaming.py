@@ -357,7 +357,7 @@ import keras, numpy as np, tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 import tfp_ibnn as ibnn
-from tests.metrics.test_streaming import LABELS, NAMES, PAIRS, PROBABILITIES, WEIGHTS, agree
+from tests.metrics.test_all_streaming import LABELS, NAMES, PAIRS, PROBABILITIES, WEIGHTS, agree
 
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 assert strategy.num_replicas_in_sync == 2

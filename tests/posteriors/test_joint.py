@@ -15,7 +15,7 @@ import tfp_ibnn as ibnn
 from studies.joint_time import parse
 from studies.joint_time import run as time_joint
 from tests.layer_checklist import numpy, predict_without_noise, stir
-from tests.test_elbo import compiled, linear
+from tests.whole.test_elbo import compiled, linear
 from tfp_ibnn.diagnostics.targets import target_of
 
 JAX = keras.backend.backend() == "jax"
@@ -479,7 +479,7 @@ def test_another_model_needs_another_template():
 
 # ------------------------------------------------------------------------------------ what it costs
 
-STORED = Path(__file__).parents[1] / "results" / "benchmark"
+STORED = Path(__file__).parents[2] / "results" / "benchmark"
 
 
 @pytest.mark.slow
@@ -497,7 +497,7 @@ def test_steps_are_timed_and_elbos_are_bounds_of_one_evidence(monkeypatch, tmp_p
 @pytest.mark.once
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_the_page_has_the_stored_steps_and_elbos(backend):
-    page = (Path(__file__).parents[1] / "docs" / "choosing.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text(encoding="utf-8")
     stored = json.loads((STORED / f"joint_{backend}.json").read_text())
     assert stored["command"] in page
     for row in stored["rows"]:

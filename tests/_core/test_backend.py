@@ -14,7 +14,7 @@ from keras import ops
 from lib.shifts import adversarial
 from tfp_ibnn._core import backend
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("name", ["numpy", "torch", "openvino"])

@@ -10,7 +10,7 @@ import pytest
 
 from tfp_ibnn._core.backend.shared import NAMES
 
-PACKAGE = Path(__file__).parents[1] / "tfp_ibnn"
+PACKAGE = Path(__file__).parents[2] / "tfp_ibnn"
 ROOMS = (
     "_core",
     "noise",

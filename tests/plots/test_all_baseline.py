@@ -2,7 +2,7 @@
 
 After a change that is meant, look at the new pictures before you keep them:
 
-    RENEW_BASELINES=1 python -m pytest tests/plots/test_baseline.py
+    RENEW_BASELINES=1 python -m pytest tests/plots/test_all_baseline.py
 
 writes all of them anew. Where a test fails, the picture it drew and the difference stay in pytest's
 temporary folder, whose path is in the message.

@@ -16,7 +16,7 @@ from keras import layers
 from scipy.special import logsumexp
 
 import tfp_ibnn as ibnn
-from tests.test_elbo import compiled
+from tests.whole.test_elbo import compiled
 from tfp_ibnn.diagnostics import elbo, modes
 
 N, SIGMA, REPEATS, STEPS = 20, 0.3, 8, 400

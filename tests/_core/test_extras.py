@@ -16,7 +16,7 @@ from tfp_ibnn._core.extras import BACKENDS, EXTRAS, needs, needs_backend
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGES = {"PIL": "pillow", "sklearn": "scikit_learn"}
 OTHERS = {  # the modules of extras that only scripts and examples import
     "examples": ("sklearn",),

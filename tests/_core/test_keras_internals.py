@@ -18,7 +18,7 @@ from tests.flows.tools import numpy
 from tfp_ibnn._core import keras_internals, keras_layers, keras_losses, keras_optimizers
 
 ON_JAX = keras.backend.backend() == "jax"
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MODULE = ROOT / "tfp_ibnn" / "_core" / "keras_internals.py"
 MODULES = (MODULE, *(MODULE.with_name(f"keras_{x}.py") for x in ("layers", "losses", "optimizers")))
 

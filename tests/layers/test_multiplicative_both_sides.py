@@ -7,8 +7,8 @@ from keras import layers
 
 import tfp_ibnn as ibnn
 from tests.layer_checklist import check_layer, numpy, predict_without_noise, stir
-from tests.test_mean_field import LAYERS
-from tests.test_stranger import X, Y, compiled, network, use
+from tests.layers.test_mean_field import LAYERS
+from tests.whole.test_stranger import X, Y, compiled, network, use
 
 RNG = np.random.default_rng(0)
 

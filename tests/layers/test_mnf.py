@@ -9,11 +9,11 @@ from keras import layers, ops
 from scipy import optimize, stats
 
 import tfp_ibnn as ibnn
-from tests import test_mean_field as mean_field
 from tests.autodiff import jit, quick
 from tests.layer_checklist import check_layer, numpy, predict_without_noise
+from tests.layers import test_mean_field as mean_field
 from tests.registry import perturb
-from tests.test_stranger import X, Y, compiled, network, use
+from tests.whole.test_stranger import X, Y, compiled, network, use
 from tfp_ibnn._core.backend import tfb, tfd
 from tfp_ibnn.layers.mean_field import Explicit, Flipped, Local
 from tfp_ibnn.layers.mnf import Multiplied

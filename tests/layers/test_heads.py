@@ -1,20 +1,19 @@
-"""The Gaussian head and its loss, and what is found out of other heads."""
-
-import re
+"""The Gaussian head and its loss."""
 
 import keras
 import numpy as np
 import pytest
-from keras import layers, losses, ops
+from keras import layers
 from scipy.stats import norm
 
 import tfp_ibnn as ibnn
-from tests.monte_carlo_tools import data, dense, numpy, set_weights
+from tests.monte_carlo_tools import data, numpy
 from tfp_ibnn.layers import GaussianHead, GaussianNLL
-from tfp_ibnn.likelihoods import Categorical, Gaussian, Labels, Point
+from tfp_ibnn.likelihoods import Gaussian
 from tfp_ibnn.likelihoods.infer import likelihood_of
 
 pytestmark = pytest.mark.once
+
 
 # ----------------------------------------------------------------------------------- Gaussian head
 
@@ -137,144 +136,3 @@ def test_head_in_other_precisions(policy, policy_name):
     loss = float(GaussianNLL()(y_true, y))
     tolerance = 1e-6 if policy_name == "float64" else 0.02
     np.testing.assert_allclose(loss, -norm.logpdf(0, 1, np.log1p(np.e) + 1e-3), rtol=tolerance)
-
-
-# ---------------------------------------------------------------------------- what is found out
-
-
-def ends_in(*last, units=3):
-    return keras.Sequential([keras.Input((4,)), dense(units), *last])
-
-
-def functional(function):
-    inputs = keras.Input((4,))
-    return keras.Model(inputs, function(dense(3)(inputs)))
-
-
-def nested(activation):
-    inner = keras.Sequential([keras.Input((4,)), layers.Dense(3, activation=activation)])
-    inputs = keras.Input((4,))
-    return keras.Model(inputs, inner(dense(4)(inputs)))
-
-
-FOUND = {
-    "softmax": (lambda: ends_in(layers.Softmax()), Categorical, False),
-    "softmax activation": (lambda: ends_in(layers.Activation("softmax")), Categorical, False),
-    "softmax of dense": (
-        lambda: ends_in(layers.Dense(3, activation="softmax")),
-        Categorical,
-        False,
-    ),
-    "softmax operation": (lambda: functional(ops.softmax), Categorical, False),
-    "softmax before reshape": (
-        lambda: ends_in(layers.Softmax(), layers.Reshape((1, 3))),
-        Categorical,
-        False,
-    ),
-    "softmax nested": (lambda: nested("softmax"), Categorical, False),
-    "sigmoid": (lambda: ends_in(layers.Activation("sigmoid")), Labels, False),
-    "sigmoid operation": (lambda: functional(ops.sigmoid), Labels, False),
-    "gaussian": (lambda: ends_in(GaussianHead(), units=4), Gaussian, None),
-}
-
-
-@pytest.mark.parametrize("name", FOUND)
-def test_the_last_layer_tells(name):
-    make, kind, from_logits = FOUND[name]
-    found = likelihood_of(make())
-    assert type(found) is kind
-    assert getattr(found, "from_logits", None) == from_logits
-
-
-LOSSES = {
-    "sparse": (losses.SparseCategoricalCrossentropy(from_logits=True), Categorical),
-    "categorical": (losses.CategoricalCrossentropy(from_logits=True), Categorical),
-    "focal": (losses.CategoricalFocalCrossentropy(from_logits=True), Categorical),
-    "binary": (losses.BinaryCrossentropy(from_logits=True), Labels),
-    "listed": ([losses.BinaryCrossentropy(from_logits=True)], Labels),
-    "mse": ("mse", Point),
-    "mse function": (losses.mean_squared_error, Point),
-    "huber": (losses.Huber(), Point),
-    "gaussian": (GaussianNLL(), Gaussian),
-}
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_the_loss_tells_of_a_linear_layer(name):
-    loss, kind = LOSSES[name]
-    model = ends_in(units=4)
-    model.compile("sgd", loss)
-    found = likelihood_of(model)
-    assert type(found) is kind
-    assert getattr(found, "from_logits", True) is True
-
-
-@pytest.mark.parametrize(
-    "loss", ["sparse_categorical_crossentropy", losses.categorical_crossentropy]
-)
-def test_linear_outputs_are_not_taken_for_probabilities(loss):
-    """The loss says they are; the layer says they cannot be."""
-    model = ends_in()
-    model.compile("sgd", loss)
-    with pytest.raises(ValueError, match="linear.*from_logits=True"):
-        likelihood_of(model)
-
-
-def test_what_is_said_goes_before_what_is_found():
-    model = ends_in()
-    model.compile("sgd", "mse")
-    assert type(likelihood_of(model, "softmax", True)) is Categorical
-    assert type(likelihood_of(model, "sigmoid", True)) is Labels
-    assert type(likelihood_of(ends_in(units=1), None, True)) is Labels
-    assert type(likelihood_of(ends_in(), None, True)) is Categorical
-    assert type(likelihood_of(ends_in(layers.Softmax()), "point")) is Point
-
-
-def test_nothing_is_guessed():
-    with pytest.raises(ValueError, match='It is unknown.*not compiled.*from_logits=True.*"point"'):
-        likelihood_of(ends_in())
-    with pytest.raises(ValueError, match="It is unknown what.*another axis"):
-        likelihood_of(keras.Sequential([keras.Input((2, 4)), dense(3), layers.Softmax(axis=1)]))
-
-
-class Odd(keras.losses.Loss):
-    def call(self, y_true, y_pred):
-        return y_pred
-
-
-def odd(y_true, y_pred):
-    return y_pred
-
-
-@pytest.mark.parametrize(
-    ("loss", "name"), [(Odd(), "Odd"), ([odd], "odd"), ("kl_divergence", "'kl_divergence'")]
-)
-def test_a_loss_that_does_not_tell_is_named_with_the_remedy(loss, name):
-    model = ends_in()
-    model.compile("sgd", loss)
-    line = 'ibnn.MonteCarlo(model, head="softmax", from_logits=True)'
-    with pytest.raises(ValueError, match=f"its loss is {name}.*{re.escape(line)}"):
-        ibnn.MonteCarlo(model)
-
-
-@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
-def test_logits_that_are_probabilities_are_refused(kind):
-    with pytest.raises(ValueError, match=f"`from_logits` is True.*{kind}"):
-        likelihood_of(ends_in(layers.Activation(kind)), from_logits=True)
-
-
-def test_an_unknown_head_is_refused():
-    with pytest.raises(ValueError, match="`head` must be one of 'softmax'.*'logits'"):
-        likelihood_of(ends_in(), "logits")
-
-
-def test_a_gaussian_head_that_is_said_needs_pairs():
-    with pytest.raises(ValueError, match=r"gaussian.*3|3.*gaussian"):
-        ibnn.MonteCarlo(set_weights(ends_in()), 2, head="gaussian")
-
-
-def test_standard_deviations_below_zero_are_refused():
-    """Squared, they would pass for variances."""
-    mc = ibnn.MonteCarlo(ends_in(layers.Activation("tanh"), units=2), 8, head="gaussian", seed=0)
-    with pytest.raises(ValueError, match="(?i)standard deviation|scale|negative"):
-        mc.predict(data(20, 4), verbose=0)

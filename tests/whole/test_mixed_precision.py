@@ -7,6 +7,7 @@ from sklearn.datasets import load_digits
 
 import tfp_ibnn as ibnn
 from tests import precision
+from tests.likelihoods.tools import X, Y
 from tfp_ibnn._core import backend
 
 HALVES = ("mixed_bfloat16", "mixed_float16")
@@ -116,3 +117,14 @@ def test_what_the_posterior_computes_is_in_full_precision(half, policy):
     mc = ibnn.MonteCarlo(model, samples=2)
     for value in mc(np.ones((2, 8, 8, 1), "float32")).values():
         assert keras.backend.standardize_dtype(value.dtype) == "float32"
+
+
+@pytest.mark.parametrize("posterior", [ibnn.NormalAffine, ibnn.MeanField])
+def test_layers_of_two_precisions_train(eagerly, posterior):
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(3, dtype="float64")(inputs)
+    plain = keras.Model(inputs, keras.layers.Dense(3, "softmax", dtype="float32")(hidden))
+    model = ibnn.to_stochastic(plain, posterior(), train_size=20)
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    history = model.fit(X, Y["kind"], verbose=0).history
+    assert np.isfinite(history["loss"]).all()

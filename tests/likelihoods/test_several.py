@@ -1,29 +1,15 @@
-"""Several outputs, likelihoods of TFP, and padding, in predictions and scores."""
+"""Several outputs, each with a likelihood of its own, in predictions and scores."""
 
 import keras
 import numpy as np
 import pytest
 import scipy.stats
-from keras import layers, ops
+from keras import layers
 
 import tfp_ibnn as ibnn
 from tests.layer_checklist import numpy
+from tests.likelihoods.tools import REGISTER, X, Y, poisson
 from tests.monte_carlo_tools import JAX
-
-REGISTER = keras.saving.register_keras_serializable(package="tests")
-DATA = np.random.default_rng(0)
-X = DATA.normal(size=(20, 4)).astype("float32")
-Y = {
-    "count": DATA.poisson(2, 20).astype("float32"),
-    "kind": DATA.integers(0, 3, 20),
-    "size": DATA.normal(size=20).astype("float32"),
-}
-
-
-@REGISTER
-def poisson(x):
-    return ibnn.tfd.Poisson(log_rate=x)
-
 
 LOSS = {
     "count": ibnn.layers.DistributionNLL(poisson),
@@ -282,212 +268,7 @@ def test_what_is_for_one_output_says_so(model, what):
         tries[what]()
 
 
-# -------------------------------------------------------------------------------------- likelihoods
-
-
-def mixture(x):
-    logits, locs, raw = ops.split(x, 3, axis=-1)
-    parts = ibnn.tfd.Normal(locs, ops.softplus(raw))
-    return ibnn.tfd.MixtureSameFamily(ibnn.tfd.Categorical(logits=logits), parts)
-
-
-def negative_binomial(x):
-    return ibnn.tfd.NegativeBinomial(total_count=3.0, logits=x)
-
-
-def triangular(x):
-    scale = ibnn.tfd.MultivariateNormalTriL
-    zero = ops.zeros_like(x[..., 2])
-    rows = [[ops.exp(x[..., 2]), zero], [x[..., 3], ops.exp(x[..., 4])]]
-    matrix = ops.stack([ops.stack(row, axis=-1) for row in rows], axis=-2)
-    return scale(x[..., :2], matrix)
-
-
-OUTPUTS = DATA.normal(size=(20, 6)).astype("float32")
-
-
-def test_poisson_loss():
-    y, x = Y["count"], OUTPUTS[:, :1]
-    right = -scipy.stats.poisson.logpmf(y, np.exp(x[:, 0].astype("float64")))
-    loss = ibnn.layers.DistributionNLL(poisson, reduction=None)
-    for target in (y, y[:, None]):
-        np.testing.assert_allclose(loss(target, x), right, rtol=1e-5)
-
-
-def test_losses_of_independent_numbers_are_summed():
-    y, x = DATA.poisson(2, (20, 3)), OUTPUTS[:, :3]
-    right = -scipy.stats.poisson.logpmf(y, np.exp(x.astype("float64"))).sum(axis=-1)
-    found = ibnn.layers.DistributionNLL(poisson, reduction=None)(y, x)
-    np.testing.assert_allclose(found, right, rtol=1e-5)
-
-
-def test_negative_binomial_loss():
-    y, x = Y["count"], OUTPUTS[:, :1]
-    p = 1 / (1 + np.exp(x[:, 0].astype("float64")))
-    right = -scipy.stats.nbinom.logpmf(y, 3.0, p)
-    found = ibnn.layers.DistributionNLL(negative_binomial, reduction=None)(y, x)
-    np.testing.assert_allclose(found, right, rtol=1e-4)
-
-
-def test_mixture_loss():
-    y = Y["size"]
-    logits, locs, raw = np.split(OUTPUTS.astype("float64"), 3, axis=-1)
-    weights = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
-    density = scipy.stats.norm.pdf(y[:, None], locs, np.log1p(np.exp(raw)))
-    right = -np.log((weights * density).sum(axis=-1))
-    for target in (y, y[:, None]):
-        found = ibnn.layers.DistributionNLL(mixture, reduction=None)(target, OUTPUTS)
-        np.testing.assert_allclose(found, right, rtol=1e-4)
-
-
-def test_multivariate_loss():
-    y, x = DATA.normal(size=(20, 2)).astype("float32"), OUTPUTS[:, :5]
-    right = []
-    for row, target in zip(x.astype("float64"), y, strict=True):
-        factor = np.array([[np.exp(row[2]), 0], [row[3], np.exp(row[4])]])
-        right.append(-scipy.stats.multivariate_normal.logpdf(target, row[:2], factor @ factor.T))
-    found = ibnn.layers.DistributionNLL(triangular, reduction=None)(y, x)
-    np.testing.assert_allclose(found, right, rtol=1e-3)
-
-
-def first_column(x):
-    return ibnn.tfd.Poisson(log_rate=x[:, :1])
-
-
-@pytest.mark.parametrize("make", [poisson, negative_binomial, mixture, first_column])
-def test_the_averaged_density_is_that_of_all_draws(eagerly, make):
-    keras.utils.set_random_seed(1)
-    size = 6 if make is mixture else 1
-    model = keras.Sequential([keras.Input((4,)), layers.Dense(size)])
-    sto = ibnn.to_stochastic(model, ibnn.NormalAffine(initial_scale=0.5, seed=0), train_size=20)
-    sto.compile("adam", ibnn.layers.DistributionNLL(make))
-    y = Y["size"] if make is mixture else Y["count"]
-    mc = ibnn.MonteCarlo(sto, samples=7, seed=0)
-    found = mc.predict(X, verbose=0)
-    assert found["parameters"].shape == (20, 7, size)
-    each = [make(ops.convert_to_tensor(found["parameters"][:, i])) for i in range(7)]
-    shape = found["mean"].shape
-    means = np.stack([numpy(x.mean()).reshape(shape) for x in each])
-    variances = np.stack([numpy(x.variance()).reshape(shape) for x in each])
-    np.testing.assert_allclose(found["mean"], means.mean(axis=0), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(found["epistemic"], means.var(axis=0), rtol=1e-3, atol=1e-5)
-    np.testing.assert_allclose(found["aleatoric"], variances.mean(axis=0), rtol=1e-4)
-    target = ops.convert_to_tensor(y if make is mixture else y[:, None])
-    density = np.mean([np.exp(numpy(x.log_prob(target))) for x in each], axis=0)
-    scores = mc.evaluate(X, y, verbose=0, return_dict=True)
-    assert scores["nll"] == pytest.approx(-np.log(density).mean(), rel=1e-4)
-    assert scores["loss"] == pytest.approx(scores["nll"], rel=1e-5)
-
-
-@pytest.mark.slow
-def test_training_lowers_the_loss_of_counts():
-    keras.utils.set_random_seed(0)
-    x = DATA.normal(size=(200, 2)).astype("float32")
-    y = DATA.poisson(np.exp(x[:, 0])).astype("float32")
-    model = keras.Sequential([keras.Input((2,)), layers.Dense(1)])
-    sto = ibnn.to_stochastic(model, ibnn.NormalAffine(seed=0), train_size=200)
-    sto.compile(keras.optimizers.Adam(0.05), ibnn.layers.DistributionNLL(poisson))
-    history = sto.fit(x, y, epochs=10, verbose=0).history["loss"]
-    assert history[-1] < history[0] - 0.1
-
-
-def test_what_is_wrong_with_a_likelihood_is_said(eagerly):
-    with pytest.raises(ValueError, match="`make` must be a function"):
-        ibnn.layers.DistributionNLL("poisson")
-    with pytest.raises(ValueError, match="`make` must return a TFP distribution"):
-        ibnn.layers.DistributionNLL(lambda x: x)(np.ones(20), OUTPUTS[:, :2])
-    with pytest.raises(ValueError, match="targets must have the shape"):
-        ibnn.layers.DistributionNLL(poisson)(np.ones((20, 3)), OUTPUTS[:, :2])
-    model = keras.Sequential([keras.Input((4,)), layers.Dense(3)])
-    with pytest.warns(UserWarning, match="no stochastic layer"):
-        mc = ibnn.MonteCarlo(model, head=lambda x: ibnn.tfd.LogitNormal(x, 1.0))
-    with pytest.raises(ValueError, match="LogitNormal has no mean"):
-        mc.predict(X, verbose=0)
-    sto = ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=20)
-    with pytest.raises(ValueError, match="`interval` is not for TFP"):
-        ibnn.MonteCarlo(sto, samples=2, head=poisson, interval=0.9).predict(X, verbose=0)
-
-
 # ------------------------------------------------------------------------------------------ padding
-
-IDS = DATA.integers(1, 9, (12, 7))
-for row, length in zip(IDS, DATA.integers(2, 8, 12), strict=True):
-    row[length:] = 0
-KEPT = IDS > 0
-TAGS = DATA.integers(0, 3, (12, 7))
-
-
-@pytest.fixture(scope="module")
-def tagger():
-    keras.utils.set_random_seed(0)
-    inputs = keras.Input((None,), dtype="int32")
-    x = layers.Embedding(9, 4, mask_zero=True)(inputs)
-    x = layers.LSTM(5, return_sequences=True)(x)
-    model = keras.Model(inputs, layers.Dense(3, "softmax")(x))
-    return ibnn.to_stochastic(model, ibnn.NormalAffine(initial_scale=0.3, seed=0), train_size=12)
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_padding_does_not_count(request, tagger, weighted):
-    if weighted:  # the other case is compiled
-        request.getfixturevalue("eagerly")
-    mc = ibnn.MonteCarlo(tagger, samples=6, seed=0)
-    weight = DATA.random(12).astype("float32") if weighted else None
-    each = (np.ones(12) if weight is None else weight)[:, None] * np.ones(7)
-    mean = mc.predict(IDS, verbose=0)["mean"]
-    nll = -np.log(np.take_along_axis(mean, TAGS[..., None], -1)[..., 0])
-    right = mean.argmax(axis=-1) == TAGS
-    scores = mc.evaluate(IDS, TAGS, sample_weight=weight, verbose=0, return_dict=True)
-    average = {"weights": each[KEPT]}
-    small = mc.evaluate(IDS, TAGS, 5, 0, sample_weight=weight, return_dict=True)
-    for key in ("nll", "accuracy", "brier", "ece"):  # whatever the batches
-        assert small[key] == pytest.approx(scores[key], rel=1e-4)
-    assert scores["nll"] == pytest.approx(np.average(nll[KEPT], **average), rel=1e-4)
-    assert scores["accuracy"] == pytest.approx(np.average(right[KEPT], **average), rel=1e-4)
-    if not weighted:
-        assert scores["loss"] == pytest.approx(scores["nll"], rel=1e-4)
-        others = mc.evaluate(IDS, np.where(KEPT, TAGS, 0), verbose=0, return_dict=True)
-        assert others == pytest.approx(scores, rel=1e-5)  # of what is padding nothing matters
-
-
-@pytest.mark.slow
-def test_longer_batches_have_the_same_scores(tagger):
-    mc = ibnn.MonteCarlo(tagger, samples=6, seed=0)
-    longer = np.pad(IDS, ((0, 0), (0, 4))), np.pad(TAGS, ((0, 0), (0, 4)))
-    scores = [
-        mc.evaluate(*pair, batch_size=12, verbose=0, return_dict=True)
-        for pair in ((IDS, TAGS), longer)
-    ]
-    assert scores[0] == pytest.approx(scores[1], rel=1e-4)
-
-
-@pytest.mark.slow
-def test_weights_of_steps_and_added_metrics(tagger):
-    mc = ibnn.MonteCarlo(tagger, samples=6, seed=0)
-    mc.compile(metrics=["sparse_categorical_accuracy"])
-    weight = DATA.random((12, 7)).astype("float32")
-    mean = mc.predict(IDS, verbose=0)["mean"]
-    nll = -np.log(np.take_along_axis(mean, TAGS[..., None], -1)[..., 0])
-    scores = mc.evaluate(IDS, TAGS, sample_weight=weight, verbose=0, return_dict=True)
-    right = np.average(nll[KEPT], weights=weight[KEPT])
-    assert scores["nll"] == pytest.approx(right, rel=1e-4)
-    accuracy = (mean.argmax(axis=-1) == TAGS)[KEPT].mean()
-    assert scores["sparse_categorical_accuracy"] == pytest.approx(accuracy, rel=1e-4)
-
-
-@pytest.mark.slow
-def test_several_outputs_each_have_their_padding(tagger):
-    pooled = layers.GlobalAveragePooling1D()(tagger.outputs[0])
-    model = keras.Model(tagger.input, {"tags": tagger.outputs[0], "one": layers.Dense(1)(pooled)})
-    heads = {"tags": "softmax", "one": "point"}
-    mc = ibnn.MonteCarlo(model, samples=6, seed=0, head=heads)
-    alone = ibnn.MonteCarlo(tagger, samples=6, seed=0)
-    right = alone.evaluate(IDS, TAGS, batch_size=12, verbose=0, return_dict=True)
-    y = {"tags": TAGS, "one": np.zeros(12)}
-    scores = mc.evaluate(IDS, y, batch_size=12, verbose=0, return_dict=True)
-    assert scores["tags_nll"] == pytest.approx(right["nll"], rel=1e-4)
-    size = mc.predict(IDS, verbose=0)["one"]["mean"]
-    assert scores["one_rmse"] == pytest.approx(np.sqrt((size**2).mean()), rel=1e-4)
 
 
 @pytest.mark.once
@@ -496,14 +277,3 @@ def test_nested_outputs_are_refused():
     nested = {"a": {"b": layers.Dense(2)(inputs)}, "c": layers.Dense(3)(inputs)}
     with pytest.raises(ValueError, match="nested"):
         ibnn.MonteCarlo(keras.Model(inputs, nested))
-
-
-@pytest.mark.parametrize("posterior", [ibnn.NormalAffine, ibnn.MeanField])
-def test_layers_of_two_precisions_train(eagerly, posterior):
-    inputs = keras.Input((4,))
-    hidden = layers.Dense(3, dtype="float64")(inputs)
-    plain = keras.Model(inputs, layers.Dense(3, "softmax", dtype="float32")(hidden))
-    model = ibnn.to_stochastic(plain, posterior(), train_size=20)
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    history = model.fit(X, Y["kind"], verbose=0).history
-    assert np.isfinite(history["loss"]).all()

@@ -42,6 +42,8 @@ OF_A_DEVICE = (
     "whole/test_mixed_precision.py",
     "layers/test_mnf.py",
     "prediction/test_monte_carlo.py",
+    "prediction/test_summary.py",
+    "prediction/test_validation.py",
     "noise/test_forward_pass.py",
     "prediction/test_padding.py",
     "prediction/test_padding_steps.py",
@@ -60,6 +62,7 @@ OF_A_DEVICE = (
     "layers/test_folding_subclasses.py",
     "whole/test_trainability.py",
     "training/test_callbacks.py",
+    "training/test_callbacks_monte_carlo.py",
     "training/test_optimizers.py",
     "weights",
 )

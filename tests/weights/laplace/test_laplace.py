@@ -4,65 +4,17 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
-from scipy.special import softmax
 
 import tfp_ibnn as ibnn
-from tests.precision import after_products
-from tests.weights.laplace_tools import X, Y, dense, flat, jacobian, network, slow_on_jax
-
-JAX = keras.backend.backend() == "jax"
-RNG = np.random.default_rng(3)
-CENTERS = 2 * RNG.normal(size=(3, 4))
-LABELS = np.arange(60) % 3
-POINTS = (CENTERS[LABELS] + RNG.normal(size=(60, 4))).astype("float32")
+from tests.weights.laplace.tools import LABELS, POINTS, fitted, small, with_options
+from tests.weights.laplace_tools import X, Y, dense, network, slow_on_jax
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The scale and shift"),
     pytest.mark.filterwarnings("ignore:The network does not seem to be trained"),
 ]
 
-
-def small(units=3, loss="sparse_categorical_crossentropy", activation="softmax"):
-    """Return a network of 4, 5 and `units` units with fixed weights that fit the points."""
-    rng = np.random.default_rng(0)
-    hidden = layers.Dense(5, activation="relu")
-    last = layers.Dense(units, activation=activation)
-    model = keras.Sequential([keras.Input((4,)), hidden, layers.Dropout(0.5), last])
-    model.compile(loss=loss)
-    kernel = rng.normal(size=(4, 5))
-    phi = np.maximum(POINTS @ kernel, 0)
-    design = np.concatenate([phi, np.ones((60, 1))], axis=1)
-    targets = 4 * np.eye(3)[LABELS][:, np.arange(units) % 3]
-    w = np.linalg.lstsq(design, targets, rcond=None)[0]
-    model.set_weights([kernel, np.zeros(5), w[:-1], w[-1]])
-    return model
-
-
-@pytest.fixture(scope="module")
-def model():
-    return small()
-
-
-def fitted(model, **options):
-    return ibnn.Laplace(model, **options).fit(POINTS, LABELS, batch_size=3, verbose=0)
-
-
-@pytest.fixture(scope="module")
-def full(model):
-    return fitted(model, hessian_structure="full", prior_precision=0.5)
-
-
-@pytest.fixture(scope="module")
-def by_hand(model):
-    """Features with a 1, logits and the posterior covariance of the last layer, in float64."""
-    kernel, bias, w, b = (x.astype("float64") for x in model.get_weights())
-    phi = np.concatenate([np.maximum(POINTS @ kernel + bias, 0), np.ones((60, 1))], axis=1)
-    matrix = np.concatenate([w, b[None]])
-    hessian = 0.5 * np.eye(18)
-    for row in phi:
-        p = softmax(row @ matrix)
-        hessian += np.kron(np.outer(row, row), np.diag(p) - np.outer(p, p))
-    return phi, phi @ matrix, np.linalg.inv(hessian)
+JAX = keras.backend.backend() == "jax"
 
 
 def test_the_last_layer_by_hand(full, by_hand):
@@ -72,65 +24,6 @@ def test_the_last_layer_by_hand(full, by_hand):
     np.testing.assert_allclose(found, covariance, rtol=2e-3, atol=2e-5)
     root = dense(full.structure, lambda values: ops.sqrt(full.scale(values)))
     np.testing.assert_allclose(root @ root.T, covariance, rtol=2e-3, atol=2e-5)
-
-
-def test_draws_are_linearised_and_shared(eagerly, full, by_hand):
-    phi, logits, _ = by_hand
-    mc = ibnn.MonteCarlo(full, samples=3, seed=0, return_samples=True)
-    key = ops.cast(mc._key, "int32")
-    steps = [
-        np.concatenate([np.reshape(x, (-1, 3)) for x in full.deviation(key, i)]) for i in range(3)
-    ]
-    drawn = np.stack([logits + phi @ step for step in steps], axis=1)
-    wanted, atol = softmax(drawn, axis=-1), after_products(1e-4, 2, np.abs(drawn).max())
-    found = mc.predict(POINTS, batch_size=25, verbose=0)
-    np.testing.assert_allclose(found["samples"], wanted, atol=atol)
-    np.testing.assert_allclose(found["mean"], wanted.mean(axis=1), atol=atol)
-    assert found["epistemic"].min() > 0
-    one = ops.convert_to_numpy(mc.draw(POINTS, 2)["mean"])
-    np.testing.assert_allclose(one, wanted[:, 2], atol=atol)
-    atol = after_products(1e-5, 2, np.abs(logits).max())
-    np.testing.assert_allclose(mc.at_mean(POINTS)["mean"], softmax(logits, axis=-1), atol=atol)
-
-
-@slow_on_jax
-@pytest.mark.parametrize("structure", ["diag", "kron", "full", "lowrank"])
-def test_probit_of_the_last_layer(model, by_hand, structure):
-    phi, logits, _ = by_hand
-    options = {"prior_precision": 0.5, "link_approx": "probit", "rank": 7, "temperature": 2.0}
-    la = fitted(model, hessian_structure=structure, **options)
-    mc = ibnn.MonteCarlo(la)
-    assert mc.samples == 1
-    covariance = np.linalg.inv(dense(la.structure).astype("float64") / 2 + 0.5 * np.eye(18))
-    jacobians = np.stack([np.kron(row, np.eye(3)) for row in phi])
-    variance = np.einsum("nkw,wv,nkv->nk", jacobians, covariance, jacobians)
-    wanted = softmax(logits / np.sqrt(1 + np.pi / 8 * variance), axis=-1)
-    found = {k: ops.convert_to_numpy(v) for k, v in mc(POINTS).items()}
-    np.testing.assert_allclose(found["mean"], wanted, atol=1e-5)
-    assert found["epistemic"].max() == 0
-
-
-@slow_on_jax
-def test_all_weights_linearised():
-    """Draws by Jacobian-vector products, and the probit, against Jacobians in float64."""
-    inputs = keras.Input((4,), dtype="float64")
-    x = layers.Dense(5, activation="relu", dtype="float64")(inputs)
-    model = keras.Model(inputs, layers.Dense(3, dtype="float64")(x))
-    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    la = fitted(model, subset_of_weights="all", prior_precision=2.0)
-    x = POINTS.astype("float64")
-    logits, j = jacobian(model, la.sampled, x)
-    mc = ibnn.MonteCarlo(la, samples=2, seed=0)
-    wanted = softmax(logits + j @ flat(la.deviation(ops.cast(mc._key, "int32"), 1)), axis=-1)
-    found = ops.convert_to_numpy(mc.draw(x, 1)["mean"])
-    np.testing.assert_allclose(found, wanted, atol=1e-6)
-    covariance = dense(la.structure, la.scale)
-    variance = np.einsum("nkw,wv,nkv->nk", j, covariance, j)
-    wanted = softmax(logits / np.sqrt(1 + np.pi / 8 * variance), axis=-1)
-    probit = ibnn.MonteCarlo(with_options(la, link_approx="probit"))
-    np.testing.assert_allclose(probit(x)["mean"], wanted, atol=1e-6)
-    inverse = np.linalg.inv(dense(la.structure) + 2 * np.eye(la.structure.size))
-    np.testing.assert_allclose(covariance, inverse, atol=1e-9)
 
 
 def test_materialized_it_predicts_the_same_or_is_refused(model, full):
@@ -146,55 +39,6 @@ def test_materialized_it_predicts_the_same_or_is_refused(model, full):
         with pytest.raises(ValueError, match=r"networks with sampled weights.*pred_type='nn'\)"):
             posterior.materialize(4)
     assert with_options(linear, pred_type="nn").materialize(2).count == 2
-
-
-def with_options(la, **options):
-    """Return the same posterior with other options."""
-    other = ibnn.Laplace.from_config({**la.get_config(), **options})
-    other.set_weights([np.array(w) for w in la.get_weights()])
-    return other
-
-
-@pytest.mark.parametrize("subset", ["last_layer", "all"])
-def test_sampled_weights(model, full, subset):
-    is_last = subset == "last_layer"
-    la = with_options(full, pred_type="nn", link_approx="probit") if is_last else None
-    la = la or fitted(model, subset_of_weights="all", hessian_structure="diag", pred_type="nn")
-    mc = ibnn.MonteCarlo(la, samples=3, seed=1)
-    values = la.sample(ops.cast(mc._key, "int32"), 1)
-    before = model.get_weights()
-    for variable, value in zip(la.sampled, values, strict=True):
-        variable.assign(ops.convert_to_numpy(value))
-    la_network = ops.convert_to_numpy(la.network(POINTS))
-    la.network.set_weights(before)
-    np.testing.assert_allclose(mc.draw(POINTS, 1)["mean"], la_network, atol=1e-6)
-
-
-@slow_on_jax
-@pytest.mark.parametrize("subset", ["all", "kernel", "second"])
-def test_networks_share_their_first_layer(eagerly, subset):
-    """Whatever of it is drawn, the average is that of networks with the drawn weights."""
-    images = keras.Input((5, 4, 2))
-    x = layers.Conv2D(3, 2, 2, padding="same", activation="relu", name="first")(images)
-    x = layers.Conv2D(2, 2, activation="tanh", name="second")(x)
-    model = keras.Model(images, layers.Dense(3)(layers.Flatten()(x)))
-    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    model.set_weights([w + 0.3 for w in model.get_weights()])  # biases too
-    x, y = np.random.default_rng(0).normal(size=(9, 5, 4, 2)).astype("float32"), np.arange(9) % 3
-    la = ibnn.Laplace(model, subset, "kron", pred_type="nn", prior_precision=5.0)
-    la.fit(x, y, verbose=0)
-    mc = ibnn.MonteCarlo(la, samples=5, seed=1)  # more than run at once
-    key, networks = ops.cast(mc._key, "int32"), []
-    sets = [[ops.convert_to_numpy(w) for w in la.sample(key, i)] for i in range(5)]
-    sets.append([ops.convert_to_numpy(v) for v in la.sampled])  # what they are again at the end
-    for values in sets:
-        for variable, value in zip(la.sampled, values, strict=True):
-            variable.assign(value)
-        networks.append(softmax(ops.convert_to_numpy(model(x)), axis=-1))
-    networks.pop()
-    assert np.ptp(networks, axis=0).max() > 0.01
-    np.testing.assert_allclose(mc(x)["mean"], np.mean(networks, axis=0), atol=1e-5)
-    np.testing.assert_allclose(mc.draw(x, 4)["mean"], networks[4], atol=1e-5)
 
 
 @slow_on_jax
@@ -286,27 +130,6 @@ def test_datasets(model, full):
         np.testing.assert_allclose(dense(same.structure), dense(full.structure), atol=1e-3)
         with pytest.raises(ValueError, match="never ends"):
             same.fit(data.repeat(), verbose=0)
-
-
-@pytest.mark.once
-@pytest.mark.slow
-def test_the_prior_precision(model, monkeypatch):
-    la = fitted(model)
-    best = la.log_marginal_likelihood()
-    for factor in (0.8, 1.25):
-        assert la.log_marginal_likelihood(factor * float(la.prior_precision)) < best
-    grid = np.array([0.01, 0.1, 10.0])
-    monkeypatch.setattr("tfp_ibnn.weights.laplace.prior.GRID", grid)
-    chosen = ibnn.Laplace(model, prior_precision="validation", link_approx="probit")
-    data = POINTS, LABELS
-    chosen.fit(*data, validation_data=data, verbose=0)
-    found, mc, losses = float(chosen.prior_precision), ibnn.MonteCarlo(chosen), []
-    for prior in grid:
-        chosen.prior_precision.assign(prior)
-        losses.append(mc.evaluate(*data, verbose=0, return_dict=True)["loss"])
-    assert found == pytest.approx(grid[np.argmin(losses)])
-    with pytest.raises(ValueError, match="needs `validation_data`"):
-        chosen.fit(*data, verbose=0)
 
 
 @pytest.mark.once

@@ -9,40 +9,7 @@ from keras import ops
 
 import tfp_ibnn as ibnn
 from tests.autodiff import quick
-
-JAX = keras.backend.backend() == "jax"
-RNG = np.random.default_rng(0)
-X = RNG.normal(size=(40, 3)).astype("float32")
-Y = (X[:, 0] > 0).astype("int32")
-LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-
-def network(seed=0, norm=True):
-    keras.utils.set_random_seed(seed)
-    hidden = [keras.layers.Dense(4), keras.layers.BatchNormalization()][: 1 + norm]
-    layers = [*hidden, keras.layers.ReLU(), keras.layers.Dense(2)]
-    model = keras.Sequential([keras.Input((3,)), *layers])
-    # Few steps, which TensorFlow takes longer to compile.
-    model.compile(keras.optimizers.SGD(0.3, momentum=0.5), LOSS, run_eagerly=not JAX)
-    return model
-
-
-def trained(seed=0, norm=True):
-    """Return a SWAG callback, and the trainable weights at the end of each epoch from the third."""
-    model = network(seed, norm)
-    swag, snapshots = ibnn.SWAG(start=2, rank=4), ibnn.Snapshots(start=2)
-    model.fit(X, Y, epochs=9, batch_size=20, verbose=0, callbacks=[swag, snapshots])
-    ids = [id(w) for w in model.weights]
-    places = [ids.index(id(w)) for w in model.trainable_weights]
-    sets = list(snapshots.read())
-    assert len(sets) == 7
-    path = np.array([np.concatenate([x[i].ravel() for i in places]) for x in sets], "float64")
-    return swag, path
-
-
-@pytest.fixture(scope="module")
-def plain():
-    return trained(norm=False)
+from tests.weights.swag import JAX, LOSS, X, Y, network, trained
 
 
 @pytest.fixture(scope="module")
@@ -175,51 +142,6 @@ def test_batch_norm_is_warned_of(normed, plain):
     assert plain[0].posterior().materialize(2).count == 2
 
 
-@pytest.fixture(scope="module")
-def mixture(plain):
-    """SWAG, with a stochastic network of another architecture as its second member."""
-    layers = [keras.Input((3,)), keras.layers.Dense(2)]
-    noise = ibnn.NormalAffine(initial_scale=0.3)
-    other = ibnn.to_stochastic(keras.Sequential(layers), noise, train_size=40)
-    return ibnn.WeightMixture([plain[0].posterior(), other])
-
-
-def test_a_mixture_takes_its_members_in_turn(mixture):
-    """Draw s is draw s // 2 of member s mod 2, each with a key of its own."""
-    first, second = ibnn.noise.counter.key_from_seed(1)
-    draws = []
-    for number in range(3):
-        member, place = mixture.members[number % 2], number % 2
-        key = ops.convert_to_tensor([first ^ place, second], "int32")
-        draw = quick(lambda n, m=member, k=key: m.sampler(3).draw(X, k, n), member.variables)
-        outputs = ops.softmax(draw(ops.convert_to_tensor(number // 2, "int32"))[0])
-        draws.append(ops.convert_to_numpy(outputs))
-    for one, other in ((0, 2), (0, 1)):
-        assert np.abs(draws[one] - draws[other]).max() > 1e-3
-    mc = ibnn.MonteCarlo(mixture, samples=3, seed=1)
-    for number, expected in enumerate(draws):
-        found = ops.convert_to_numpy(mc.draw(X, number)["mean"])
-        np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
-@pytest.mark.once
-def test_multi_swag(plain):
-    """Members of one size have draws of their own, and finite sets all have their turn."""
-    posteriors = [plain[0].posterior() for _ in range(2)]
-    mixture = ibnn.WeightMixture(posteriors)
-    assert ibnn.MonteCarlo(mixture, samples=50).samples == 50
-    finite = mixture.materialize(2)
-    assert [member.count for member in finite.members] == [2, 2]
-    assert ibnn.MonteCarlo(finite).samples == 4
-    kernels = [ops.convert_to_numpy(member.weights[0]) for member in finite.members]
-    assert np.abs(kernels[0] - kernels[1]).max() > 1e-3
-    uneven = ibnn.WeightMixture([*finite.members, network(7, norm=False)])
-    assert ibnn.MonteCarlo(uneven).samples == 6  # the one set of the third is counted twice
-    mc = ibnn.MonteCarlo(mixture, samples=2, seed=0)
-    one, other = (ops.convert_to_numpy(mc.draw(X, number)["mean"]) for number in (0, 1))
-    assert np.abs(one - other).max() > 1e-4
-
-
 @pytest.mark.parametrize("kind", ["swag", pytest.param("mixture", marks=pytest.mark.slow)])
 def test_files_and_export(plain, mixture, kind, tmp_path):
     posterior = mixture if kind == "mixture" else plain[0].posterior()
@@ -236,15 +158,6 @@ def test_files_and_export(plain, mixture, kind, tmp_path):
         ibnn.export(mc, tmp_path / "1")
         served = tf.saved_model.load(str(tmp_path / "1")).signatures["serve"]
         np.testing.assert_allclose(served(inputs=tf.constant(X))["mean"], expected, atol=1e-5)
-
-
-@pytest.mark.once
-def test_a_file_holds_a_mixture(mixture, tmp_path):
-    mc = ibnn.MonteCarlo(mixture, samples=2, seed=0)
-    mc.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    found, expected = (ops.convert_to_numpy(x.draw(X, 1)["mean"]) for x in (loaded, mc))
-    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 @pytest.mark.once

@@ -26,6 +26,7 @@ OF_A_DEVICE = (
     "whole/test_finiteness.py",
     "whole/test_gpu.py",
     "conversion/test_graph.py",
+    "layers/test_control.py",
     "layers/test_heads.py",
     "layers/test_model.py",
     "likelihoods/test_distribution.py",

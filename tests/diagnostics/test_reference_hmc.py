@@ -12,8 +12,6 @@ from tests.diagnostics.problems import NOISE, PRIOR, WEIGHTS, X, Y, Z
 from tests.flows.tools import numpy
 from tests.precision import after_products, at_least
 from tfp_ibnn.diagnostics.targets import target_of
-from tfp_ibnn.weights.agreement import agreement
-from tfp_ibnn.weights.whitening import colored, refitted, whitened
 
 QUICK = {"sampler": "hmc", "verbose": 0}
 KNOWN = {"noise_scale": NOISE, "prior_scale": PRIOR}
@@ -205,39 +203,6 @@ def test_a_seed_repeats():
 
     np.testing.assert_array_equal(draws(1), draws(1))
     assert np.all(draws(1) != draws(2))
-
-
-@pytest.mark.once
-@pytest.mark.parametrize("diagonal", [False, True])
-def test_coordinates_that_do_not_fit_take_the_moments_of_the_draws(diagonal):
-    rng = np.random.default_rng(0)
-    loc, root = rng.normal(size=3), np.array([[3.0, 0, 0], [1, 1, 0], [0, 0.5, 0.2]])
-    factor = np.array([1.0, 2, 3]) if diagonal else np.tril(rng.normal(size=(3, 3))) + 3 * np.eye(3)
-    draws, state = rng.normal(size=(500, 4, 3)) @ root.T + 2, rng.normal(size=(4, 3))
-    center, changed, moved = refitted(loc, factor, state, draws)
-    before = colored(state, loc, factor)
-    np.testing.assert_allclose(colored(moved, center, changed), before)
-    white = whitened(colored(draws.reshape(-1, 3), loc, factor), center, changed)
-    np.testing.assert_allclose(white.mean(axis=0), 0, atol=1e-6)
-    covariance = np.cov(white.T)
-    np.testing.assert_allclose(np.diag(covariance), 1, rtol=1e-3)
-    if not diagonal:
-        np.testing.assert_allclose(covariance, np.eye(3), atol=1e-3)
-    same = refitted(loc, factor, state, rng.normal(size=(500, 4, 3)))
-    assert same[0] is loc
-    assert same[1] is factor
-
-
-@pytest.mark.once
-def test_r_hat_and_effective_draws_of_known_series():
-    rng = np.random.default_rng(0)
-    noise = rng.normal(size=(2000, 4, 1))
-    slow = np.zeros_like(noise)
-    for i in range(1, 2000):
-        slow[i] = 0.8 * slow[i - 1] + 0.6 * noise[i]
-    found = agreement(ops.convert_to_tensor(slow))
-    assert 0.6 < found["effective draws, fewest"] / (8000 / 9) < 1.5  # (1 - 0.8) / (1 + 0.8)
-    assert found["R-hat, largest"] < 1.02
 
 
 def nowhere(w):

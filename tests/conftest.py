@@ -19,6 +19,7 @@ OF_A_DEVICE = (
     "_core/test_backend.py",
     "layers/test_carried.py",
     "training/test_checkpoint.py",
+    "conversion/test_choice.py",
     "conversion/test_convert.py",
     "noise/test_counter.py",
     "prediction/test_samplers_dropout.py",

@@ -1,4 +1,4 @@
-"""Likelihoods of numbers: their scale, and their scores."""
+"""A Gaussian head that is named, and outputs that cannot be one."""
 
 import pytest
 from keras import layers

@@ -69,6 +69,7 @@ TESTED_ELSEWHERE = {
     "posteriors/mean_field": "layers/test_mean_field.py",
     "posteriors/mnf": "layers/test_mnf.py",
     "posteriors/template": "posteriors/test_all.py",
+    "training/nonfinite": "whole/test_finiteness.py",
     "weights/adam": "weights/test_gaussian_vi.py, weights/test_refinement.py",
     "weights/base": "weights/test_ensemble.py, weights/test_snapshots_swag.py",
     "weights/chains": "weights/test_hmc.py, diagnostics/test_reference_hmc.py",

@@ -25,7 +25,11 @@ FOLDER = ROOT / ".venv-versions"
 MATRIX = tomllib.loads((ROOT / "tests" / "versions.toml").read_text())
 BACKENDS = {"tensorflow": ["tensorflow"], "jax": ["jax"], "both": ["tensorflow", "jax"]}
 TOOLS = ["pytest", "pandas", "pillow"]  # what tests/conftest.py imports
-SUITE = ["tests/test_smoke.py", "tests/test_keras_internals.py", "tests/test_keras_files.py"]
+SUITE = [
+    "tests/whole/test_smoke.py",
+    "tests/_core/test_keras_internals.py",
+    "tests/whole/test_keras_files.py",
+]
 PROBE = """
 from importlib.metadata import PackageNotFoundError, version
 for name in ("keras", "tensorflow", "jax", "tensorflow-probability", "tfp-nightly", "numpy"):

@@ -1,7 +1,7 @@
 """Every private name of Keras that this package uses, each behind a small function.
 
 No other file of the package uses one. Each function has a contract test in
-tests/test_keras_internals.py, which fails when Keras changes, with what to do.
+tests/_core/test_keras_internals.py, which fails when Keras changes, with what to do.
 """
 
 import contextlib

@@ -23,8 +23,8 @@ from tfp_ibnn.likelihoods import Likelihood
 from tfp_ibnn.likelihoods.infer import likelihood_of
 from tfp_ibnn.noise import counter
 from tfp_ibnn.prediction import validation
+from tfp_ibnn.prediction.noise_sampler import NoiseSampler
 from tfp_ibnn.prediction.padding import output_masks, without_padding
-from tfp_ibnn.prediction.samplers import NoiseSampler
 from tfp_ibnn.prediction.saved_model import write_saved_model
 from tfp_ibnn.prediction.summary import Wanted, average, of_one
 from tfp_ibnn.prediction.validation import check_model

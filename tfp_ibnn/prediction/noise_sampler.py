@@ -249,7 +249,7 @@ class NoiseSampler(Sampler):
                 f"The dropout inside {', '.join(names)} stays off: only dropout layers of the "
                 "graph, not AlphaDropout, can stay on. In place of the `dropout` of a recurrent "
                 "layer, train the model with a keras.layers.Dropout before and after it.",
-                stacklevel=4,
+                stacklevel=5,
             )
 
 
@@ -266,7 +266,7 @@ def _warn_of_no_noise(model: keras.Model, dropout: bool) -> None:
     missing = "stochastic layer and no dropout" if dropout else "stochastic layer"
     warnings.warn(
         f"Model {model.name!r} has no {missing}: all samples are alike, one is enough.",
-        stacklevel=4,
+        stacklevel=5,
     )
 
 

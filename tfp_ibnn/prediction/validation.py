@@ -1,5 +1,6 @@
 """What is averaged must be a built network; what goes in, and what comes out, numbers."""
 
+import warnings
 from typing import Any
 
 import keras
@@ -11,6 +12,7 @@ from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.conversion.wrappers import unscaled
 from tfp_ibnn.layers import stochastic_layers
+from tfp_ibnn.likelihoods import Likelihood
 
 
 def check_model(model: Any, dropout: bool) -> keras.Model:
@@ -42,6 +44,42 @@ def check_model(model: Any, dropout: bool) -> keras.Model:
             f"{network.name!r}, a {type(network).__name__}."
         )
     return network
+
+
+def check_standard_error(samples: int, sampling: str) -> None:
+    """Check that the standard error of a mean can be estimated.
+
+    Args:
+        samples: number of draws.
+        sampling: how they are drawn.
+
+    Raises:
+        ValueError: If they are not several and independent.
+    """
+    if sampling != "iid" or samples < 2:
+        raise ValueError(
+            f"`standard_error` needs 2 or more independent `samples`; got {samples} with "
+            f"sampling={sampling!r}."
+        )
+
+
+def warn_of_open_noise(likelihood: Likelihood, interval: float) -> None:
+    """Warn that an interval of draws holds few observations, if their noise is not predicted.
+
+    Args:
+        likelihood: what the outputs mean.
+        interval: its probability.
+    """
+    points = [name for name, part in likelihood.parts.items() if part.free_scale]
+    if points:
+        which = "the output" if points == [""] else f"the outputs {points}"
+        warnings.warn(
+            f"`interval` holds {interval:.3g} of the draws of {which}, and far fewer of new "
+            "observations, whose noise the loss leaves open. End the network in an "
+            "ibnn.layers.GaussianHead with the loss ibnn.layers.GaussianNLL, or use "
+            f"ibnn.Conformal(model, coverage={interval:.3g}).",
+            stacklevel=3,
+        )
 
 
 def check_input(x: Any, y: Any = None) -> None:

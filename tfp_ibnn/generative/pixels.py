@@ -35,7 +35,8 @@ def _gaussian(x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     squares = distance * distance
     constant = math.log(2 * math.pi)
     log_density = -0.5 * (squares + constant)
-    return log_density - ops.log(scale)
+    log_scale = ops.log(scale)
+    return log_density - log_scale
 
 
 def _discretized_logistic(x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
@@ -45,7 +46,7 @@ def _discretized_logistic(x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b)).
     """
     level = ops.round(_LEVELS * x)
-    x = level / _LEVELS
+    x = level / _LEVELS  # as a number in [0, 1] again
     half_width = 0.5 / (_LEVELS * scale)
     distance = x - mean
     distance = distance / scale

@@ -96,7 +96,8 @@ class FlowDensity(SavesRandomState, Unsupervised):
     def build(self, input_shape: Any) -> None:
         x_shape, _ = self._pair(input_shape)
         shape = tuple(x_shape)
-        ndims = max((flow.event_ndims for flow in self.flows), default=1)
+        event_ndims = [flow.event_ndims for flow in self.flows]
+        ndims = max(event_ndims, default=1)
         if len(shape) <= ndims or None in shape[1:]:
             axes = "..., size" if ndims == 1 else "height, width, channels"
             raise ValueError(f"`x` must have the shape (examples, {axes}); got {shape}.")
@@ -143,7 +144,8 @@ class FlowDensity(SavesRandomState, Unsupervised):
         )
         positions = self.size / self.latent[-1]
         log_scales = ops.sum(ops.log(self.scale))
-        log_det += change - positions * log_scales
+        standardization = positions * log_scales
+        log_det += change - standardization
         eps = ops.reshape(eps, (-1, self.size))
         return self._base_log_prob(eps) + log_det
 

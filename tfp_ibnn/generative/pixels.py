@@ -54,7 +54,8 @@ def _discretized_logistic(x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     above_start = ops.log_sigmoid(half_width - distance)
     width = 2 * half_width
     of_width = -ops.expm1(-width)
-    inside = below_end + above_start + ops.log(of_width)
+    log_width = ops.log(of_width)
+    inside = below_end + above_start + log_width
     upper = ops.where(x >= 1, above_start, inside)
     return ops.where(x <= 0, below_end, upper)
 

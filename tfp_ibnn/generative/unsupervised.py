@@ -32,7 +32,8 @@ class Unsupervised(keras.Model):
         weights = self._targets(y, **kwargs)
         x = self._data(x)
         validation = _parts(kwargs.get("validation_data"))
-        if validation and validation[0] is not None and len(validation) <= 3:
+        are_arrays = bool(validation) and validation[0] is not None
+        if are_arrays and len(validation) <= 3:
             kwargs["validation_data"] = self._validation(*validation)
         if isinstance(x, (tuple, np.ndarray)):
             self._begin(x)

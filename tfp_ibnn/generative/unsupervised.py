@@ -153,7 +153,18 @@ def _parts(x: Any) -> tuple | None:
 
 
 def as_numbers(x: Any, dtype: str) -> np.ndarray:
-    """Return an array, or raise for a dataset, which numpy may take for one of another shape."""
+    """Return data as an array.
+
+    Args:
+        x: an array, or what NumPy makes one of.
+        dtype: of the array.
+
+    Returns:
+        An array.
+
+    Raises:
+        ValueError: If it is a dataset, which NumPy may take for an array of another shape.
+    """
     if is_dataset(x):
         raise ValueError(
             f"`x` must be an array; got a {type(x).__name__}. `fit`, `evaluate` and `predict` take "

@@ -69,8 +69,11 @@ class MonteCarlo(PredictionWrapper, PredictingModel):
         >>> inputs = keras.Input((3,))
         >>> outputs = ibnn.StochasticDense(2, activation="softmax", train_size=100)(inputs)
         >>> mc = ibnn.MonteCarlo(keras.Model(inputs, outputs), samples=16, seed=0)
-        >>> sorted(mc.predict(keras.ops.ones((5, 3)), verbose=0))
+        >>> x = keras.ops.ones((5, 3))
+        >>> sorted(mc.predict(x, verbose=0))
         ['aleatoric', 'entropy', 'epistemic', 'mean', 'total_variance', 'variance']
+        >>> sorted(mc.evaluate(x, keras.ops.zeros(5), verbose=0, return_dict=True))
+        ['accuracy', 'brier', 'ece', 'loss', 'nll']
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from keras import layers
 import tfp_ibnn as ibnn
 from tests.monte_carlo_tools import data, numpy, set_weights, statistics
 from tfp_ibnn import noise
-from tfp_ibnn.prediction.samplers import drop
+from tfp_ibnn.prediction.dropout import drop
 
 pytestmark = pytest.mark.once
 

@@ -239,17 +239,17 @@ def test_each_input_keeps_its_own_name_in_any_order_of_the_keys():
     wide, deep = keras.Input((3,), name="a"), keras.Input((2,), name="b")
     outputs = dense(3, "softmax")(layers.Concatenate()([wide, deep]))
     for kind in (dict, collections.OrderedDict):
-        specs, pack = saved_model._inputs(keras.Model(kind(wide=wide, deep=deep), outputs), None)
-        shapes = {name: shape for name, (shape, _) in specs.items()}
+        inputs = saved_model._inputs(keras.Model(kind(wide=wide, deep=deep), outputs), None)
+        shapes = {name: spec.shape for name, spec in inputs.specs.items()}
         assert shapes == {"wide": (None, 3), "deep": (None, 2)}
-        packed = pack({"wide": 1, "deep": 2})
+        packed = inputs.pack({"wide": 1, "deep": 2})
         assert dict(packed) == {"wide": 1, "deep": 2}
 
 
 def test_only_equal_names_are_numbered():
     def names(*given):
         specs = [keras.InputSpec(shape=(None, 4), name=name) for name in given]
-        return list(saved_model._inputs(shallow(), specs)[0])
+        return list(saved_model._inputs(shallow(), specs).specs)
 
     assert names("age", "size") == ["age", "size"]
     assert names("age", "inputs", "inputs") == ["age", "inputs_0", "inputs_1"]
@@ -328,9 +328,9 @@ def test_a_signature_in_the_forms_of_keras():
         ([spec, spec], ["inputs_0", "inputs_1"], [0, 1]),
         ([{"y": spec, "x": named}], ["x", "y"], {"x": 0, "y": 1}),
     ):
-        specs, pack = saved_model._inputs(Own(None), signature)
-        assert specs == dict.fromkeys(names, ((None, 4), "float32"))
-        assert pack({name: number for number, name in enumerate(names)}) == packed
+        inputs = saved_model._inputs(Own(None), signature)
+        assert inputs.specs == dict.fromkeys(names, ((None, 4), "float32"))
+        assert inputs.pack({name: number for number, name in enumerate(names)}) == packed
 
 
 @on_tensorflow

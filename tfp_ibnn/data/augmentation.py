@@ -45,13 +45,15 @@ class RandomShift(_Augmentation):
         positions = 2 * self.padding + 1
         shifts = keras.random.randint((count, 2), 0, positions, seed=self.seed_generator)
         first_row, first_column = ops.split(shifts, 2, axis=1)
-        rows = _window(first_row, images.shape[1])
-        columns = _window(first_column, images.shape[2])
+        _, height, width, _ = images.shape
+        rows = _window(first_row, height)
+        columns = _window(first_column, width)
         # Rows and columns apart: two small gathers instead of one index for each pixel.
         rows = rows[:, :, None, None]
         columns = columns[:, None, :, None]
         border = (self.padding, self.padding)
-        padded = ops.pad(images, ((0, 0), border, border, (0, 0)))
+        no_border = (0, 0)
+        padded = ops.pad(images, (no_border, border, border, no_border))
         moved = ops.take_along_axis(padded, rows, axis=1)
         return ops.take_along_axis(moved, columns, axis=2)
 
@@ -110,13 +112,17 @@ def preprocessing(
     square = np.einsum("nhwc,nhwc->c", images, images, dtype="float64") / pixels
     variance = square - mean**2
     # The squares of one value throughout differ from its mean's square by rounding alone.
-    if not np.all(variance > 1e-11 * square):
+    rounding = 1e-11 * square
+    if not np.all(variance > rounding):
         raise ValueError("`images` must be finite, and no channel have one value throughout.")
-    statistics = {"mean": mean.tolist(), "variance": variance.tolist()}
-    normalize = layers.Normalization(**statistics, name="normal")
+    normalize = layers.Normalization(
+        mean=mean.tolist(),
+        variance=variance.tolist(),
+        name="normal",
+    )
     if not augment:
         return [normalize]
-    other_seed = None if seed is None else seed + 1
     shift = RandomShift(padding, seed, name="shift")
-    mirror = RandomMirror(other_seed, name="mirror")
+    mirror_seed = None if seed is None else seed + 1
+    mirror = RandomMirror(mirror_seed, name="mirror")
     return [shift, mirror, normalize]

@@ -74,15 +74,18 @@ class ShuffledBatches(keras.utils.PyDataset):
         return full + has_part
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        if index == 0 and self._finished and not self._followed:
+        is_new_epoch = index == 0 and self._finished
+        if is_new_epoch and not self._followed:
             raise ValueError("A new epoch began unnoticed: pass `batches.follow()` as a callback.")
         last = len(self) - 1
         self._finished = index == last and last > 0
         start = index * self.batch_size
-        batch = self.order[start : start + self.batch_size]
+        stop = start + self.batch_size
+        batch = self.order[start:stop]
         place, count = self.shard
-        share = np.split(batch, count)[place]
-        return self.x[share], self.y[share]
+        shares = np.split(batch, count)
+        rows = shares[place]
+        return self.x[rows], self.y[rows]
 
     def on_epoch_begin(self) -> None:
         """Forget, before the first epoch, what Keras has read to learn of the shapes."""

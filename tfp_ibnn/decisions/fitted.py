@@ -12,6 +12,7 @@ from tfp_ibnn._core.text import TakesStrings
 from tfp_ibnn.conversion.wrappers import PredictionWrapper
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.likelihoods.infer import check_one_output
+from tfp_ibnn.prediction.exporting import export
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 
 
@@ -23,8 +24,6 @@ class Fitted(ConfiguredLayer, TakesStrings, PredictionWrapper, keras.Model):
         defaults: options of `MonteCarlo` where it has none of its own.
         **kwargs: those of `keras.Model`.
     """
-
-    export = MonteCarlo.export
 
     def __init__(self, model: Any, defaults: dict[str, Any], **kwargs: Any) -> None:
         super().__init__(**{"autocast": False, **kwargs})
@@ -59,6 +58,10 @@ class Fitted(ConfiguredLayer, TakesStrings, PredictionWrapper, keras.Model):
             weight.assign(value)
             self._arrays[name] = weight
         self.predict_function = None  # it has the earlier weights
+
+    def export(self, filepath: Any, **options: Any) -> None:
+        """Write a TensorFlow SavedModel, as `tfp_ibnn.export` does, whose options it takes."""
+        export(self, filepath, **options)
 
     def save_own_variables(self, store: Any) -> None:
         for name, weight in self._arrays.items():

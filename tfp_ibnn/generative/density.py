@@ -96,7 +96,8 @@ class FlowDensity(SavesRandomState, Unsupervised):
     def build(self, input_shape: Any) -> None:
         x_shape, _ = self._pair(input_shape)
         shape = tuple(x_shape)
-        ndims = max((flow.event_ndims for flow in self.flows), default=1)
+        event_ndims = [flow.event_ndims for flow in self.flows]
+        ndims = max(event_ndims, default=1)
         if len(shape) <= ndims or None in shape[1:]:
             axes = "..., size" if ndims == 1 else "height, width, channels"
             raise ValueError(f"`x` must have the shape (examples, {axes}); got {shape}.")
@@ -143,7 +144,8 @@ class FlowDensity(SavesRandomState, Unsupervised):
         )
         positions = self.size / self.latent[-1]
         log_scales = ops.sum(ops.log(self.scale))
-        log_det += change - positions * log_scales
+        standardization = positions * log_scales
+        log_det += change - standardization
         eps = ops.reshape(eps, (-1, self.size))
         return self._base_log_prob(eps) + log_det
 
@@ -188,7 +190,8 @@ class FlowDensity(SavesRandomState, Unsupervised):
         if not self.built:
             raise ValueError("The density is not built yet: call `fit` first.")
         number = checks.positive_integer("number", number)
-        data = self._data((np.zeros((number, *self.event)), condition))
+        placeholder = np.zeros((number, *self.event))
+        data = self._data((placeholder, condition))
         _, condition = self._pair(data)
         seed = checks.whole("seed", seed)
         key = ops.convert_to_tensor(counter.key_from_seed(seed))
@@ -210,7 +213,8 @@ class FlowDensity(SavesRandomState, Unsupervised):
         if self.surjection is not None:
             x = self._adapting_latents(x[:_ADAPTING_EXAMPLES])
         channels = self.latent[-1]
-        values = ops.convert_to_numpy(x).astype("float64")
+        values = ops.convert_to_numpy(x)
+        values = values.astype("float64")
         values = values.reshape(-1, channels)
         deviation = values.std(axis=0)
         largest = np.abs(values).max(axis=0)
@@ -282,7 +286,8 @@ class FlowDensity(SavesRandomState, Unsupervised):
         """Return x, or its shape, and the condition if any, or raise."""
         if self.condition is None:
             return inputs, None
-        first = inputs[0] if isinstance(inputs, (tuple, list)) and len(inputs) == 2 else None
+        is_pair = isinstance(inputs, (tuple, list)) and len(inputs) == 2
+        first = inputs[0] if is_pair else None
         if not (isinstance(first, (tuple, list)) or hasattr(first, "shape")):
             raise ValueError(
                 "A density with a `condition` takes pairs, `(x, c)`; a dataset or generator must "
@@ -312,8 +317,10 @@ class FlowDensity(SavesRandomState, Unsupervised):
         if training:
             return backend.normal(shape, self.dtype, self.seeds)
         rows, others = hashed(x, seed=0)
-        key = (ops.zeros_like(others)[:, None], others[:, None])
-        bits = counter.bits(key, rows, 0, math.prod(shape[1:]))
+        second = others[:, None]
+        first = ops.zeros_like(second)
+        size = math.prod(shape[1:])
+        bits = counter.bits((first, second), rows, 0, size)
         noise = counter.normal(bits, self.dtype)
         return ops.reshape(noise, shape)
 
@@ -385,6 +392,8 @@ def _check_shape(x: Any, event: tuple[int, ...]) -> None:
         )
     is_known = len(event) > 0
     fits = len(shape) > 1 and 0 not in shape
-    if not fits or (is_known and shape[1:] != tuple(event)):
+    if is_known:
+        fits = fits and shape[1:] == tuple(event)
+    if not fits:
         axes = ", ".join(map(str, event)) if is_known else "size"
         raise ValueError(f"`x` must have the shape (examples, {axes}); got {shape}.")

@@ -35,7 +35,8 @@ def _gaussian(x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     squares = distance * distance
     constant = math.log(2 * math.pi)
     log_density = -0.5 * (squares + constant)
-    return log_density - ops.log(scale)
+    log_scale = ops.log(scale)
+    return log_density - log_scale
 
 
 def _discretized_logistic(x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
@@ -45,7 +46,7 @@ def _discretized_logistic(x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b)).
     """
     level = ops.round(_LEVELS * x)
-    x = level / _LEVELS
+    x = level / _LEVELS  # as a number in [0, 1] again
     half_width = 0.5 / (_LEVELS * scale)
     distance = x - mean
     distance = distance / scale
@@ -53,7 +54,8 @@ def _discretized_logistic(x: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     above_start = ops.log_sigmoid(half_width - distance)
     width = 2 * half_width
     of_width = -ops.expm1(-width)
-    inside = below_end + above_start + ops.log(of_width)
+    log_width = ops.log(of_width)
+    inside = below_end + above_start + log_width
     upper = ops.where(x >= 1, above_start, inside)
     return ops.where(x <= 0, below_end, upper)
 

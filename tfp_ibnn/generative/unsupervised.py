@@ -32,7 +32,8 @@ class Unsupervised(keras.Model):
         weights = self._targets(y, **kwargs)
         x = self._data(x)
         validation = _parts(kwargs.get("validation_data"))
-        if validation and validation[0] is not None and len(validation) <= 3:
+        are_arrays = bool(validation) and validation[0] is not None
+        if are_arrays and len(validation) <= 3:
             kwargs["validation_data"] = self._validation(*validation)
         if isinstance(x, (tuple, np.ndarray)):
             self._begin(x)
@@ -152,7 +153,18 @@ def _parts(x: Any) -> tuple | None:
 
 
 def as_numbers(x: Any, dtype: str) -> np.ndarray:
-    """Return an array, or raise for a dataset, which numpy may take for one of another shape."""
+    """Return data as an array.
+
+    Args:
+        x: an array, or what NumPy makes one of.
+        dtype: of the array.
+
+    Returns:
+        An array.
+
+    Raises:
+        ValueError: If it is a dataset, which NumPy may take for an array of another shape.
+    """
     if is_dataset(x):
         raise ValueError(
             f"`x` must be an array; got a {type(x).__name__}. `fit`, `evaluate` and `predict` take "

@@ -312,9 +312,11 @@ class VAE(SavesRandomState, Unsupervised):
         has_flows = self.flows or self.prior.flows
         if has_flows or self.prior.base > 1:
             return reconstruction, self._sampled_kl(z, log_q, draws)
+        # Of Gaussians: (loc^2 + scale^2 - 1) / 2 - log scale, summed over the numbers of z.
         squares = loc * loc + scale * scale
         excess = 0.5 * (squares - 1)
-        by_number = excess - ops.log(scale)
+        log_scale = ops.log(scale)
+        by_number = excess - log_scale
         kl = ops.sum(by_number, axis=-1)
         return reconstruction, kl[None]
 

@@ -350,7 +350,15 @@ def check_each(y: np.ndarray, is_good: Callable[..., Any], what: str, want: str)
 
 
 def with_rank(weight: Tensor, rank: int) -> Tensor:
-    """Return weights with a last axis of size 1 removed, or axes added, to be of that rank."""
+    """Return weights of a rank.
+
+    Args:
+        weight: of examples or positions.
+        rank: number of axes, perhaps one less than the weights have if their last is of size 1.
+
+    Returns:
+        The weights with that last axis removed, or with axes of size 1 added.
+    """
     if len(weight.shape) > rank:
         weight = weight[..., 0]
     missing = rank - len(weight.shape)
@@ -359,8 +367,17 @@ def with_rank(weight: Tensor, rank: int) -> Tensor:
 
 
 def or_nan(values: Tensor, valid: Tensor) -> Tensor:
-    """Return values, and NaN for what is not valid, so that nothing false comes out later."""
-    return ops.where(valid, values, ops.full_like(values, float("nan")))
+    """Mark invalid values, so that nothing false comes out later.
+
+    Args:
+        values: a tensor.
+        valid: which of them are valid.
+
+    Returns:
+        The valid values, and NaN for the others.
+    """
+    nan = ops.full_like(values, float("nan"))
+    return ops.where(valid, values, nan)
 
 
 def diagonal(values: Tensor) -> Tensor:

@@ -49,7 +49,8 @@ class Distribution(Numbers):
 
     def loss(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
         target, _ = self.pair(y_true, prediction)
-        outputs = ops.moveaxis(prediction["parameters"], 1, 0)
+        parameters = prediction["parameters"]
+        outputs = ops.moveaxis(parameters, 1, 0)
         count = ops.shape(outputs)[0]
         sizes = ops.shape(target)
         targets = ops.broadcast_to(target, (count, *sizes))

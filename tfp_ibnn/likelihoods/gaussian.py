@@ -154,12 +154,17 @@ class Point(Numbers):
             y: as `targets` gives them.
             levels: probabilities (levels,).
             weight: how often each example counts; None is once.
+
+        Returns:
+            Shares (levels,).
         """
-        error = np.abs(y - prediction[:, 0])
+        center = prediction[:, 0]
         scale = np.sqrt(prediction[:, 1])
+        error = np.abs(y - center)
         z = np.ravel(error / scale)
         level_at_target = 2 * ndtr(z) - 1
-        is_inside = level_at_target <= levels[:, None]
+        levels = levels[:, None]
+        is_inside = level_at_target <= levels
         if weight is not None:
             weight = np.repeat(weight, y.shape[1])
         return np.average(is_inside, axis=1, weights=weight)
@@ -278,7 +283,8 @@ def _mixture_quantile(loc: Tensor, scale: Tensor, probability: float) -> Tensor:
     def halve(_: Any, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         lower, upper = ends
         middle = (lower + upper) / 2
-        is_below = _mixture_cdf(loc, scale, middle) < probability
+        cdf = _mixture_cdf(loc, scale, middle)
+        is_below = cdf < probability
         lower = ops.where(is_below, middle, lower)
         upper = ops.where(is_below, upper, middle)
         return lower, upper
@@ -293,7 +299,8 @@ def _mixture_quantile(loc: Tensor, scale: Tensor, probability: float) -> Tensor:
 
 def _mixture_cdf(loc: Tensor, scale: Tensor, x: Tensor) -> Tensor:
     z = (x - loc) / scale
-    cdf = 0.5 * (1 + ops.erf(z * 2.0**-0.5))
+    erf = ops.erf(z * 2.0**-0.5)
+    cdf = 0.5 * (1 + erf)
     return mean(cdf, axis=0)
 
 
@@ -304,5 +311,6 @@ def _crps(prediction: np.ndarray, y: np.ndarray) -> np.ndarray:
     z = error / scale
     cdf = ndtr(z)
     density = norm.pdf(z)
+    of_distance = z * (2 * cdf - 1)
     of_spread = 1 / np.sqrt(np.pi)
-    return scale * (z * (2 * cdf - 1) + 2 * density - of_spread)
+    return scale * (of_distance + 2 * density - of_spread)

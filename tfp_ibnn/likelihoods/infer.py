@@ -222,25 +222,25 @@ def _of_one_output(
     if activation == "log_softmax":
         # The softmax of its output is the same as that of its input.
         loss_head, loss_logits = "softmax", True
-    found = head
-    if found is None:
-        found = activation if activation in _LOSSES else loss_head
-    if found is None and from_logits is not None:
-        found = "sigmoid" if width == 1 else "softmax"
-    if found is None:
+    meaning = head
+    if meaning is None:
+        meaning = activation if activation in _LOSSES else loss_head
+    if meaning is None and from_logits is not None:
+        meaning = "sigmoid" if width == 1 else "softmax"
+    if meaning is None:
         _raise_unknown(model, activation, loss, remedy)
-    if isinstance(found, Likelihood):
-        return found.for_width(width)
-    if callable(found):
-        return Distribution(found)
-    if found not in ("gaussian", "point"):
-        return _classifier(model, found, from_logits, loss_logits)
+    if isinstance(meaning, Likelihood):
+        return meaning.for_width(width)
+    if callable(meaning):
+        return Distribution(meaning)
+    if meaning not in ("gaussian", "point"):
+        return _classifier(model, meaning, from_logits, loss_logits)
     if from_logits is not None and head is None:
         raise ValueError(
             f"`from_logits` is {from_logits}, but model {model.name!r} is for regression: take "
             "head='softmax' or 'sigmoid'"
         )
-    return Point(width) if found == "point" else _gaussian(model, width)
+    return Point(width) if meaning == "point" else _gaussian(model, width)
 
 
 def _classifier(

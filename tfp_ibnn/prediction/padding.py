@@ -20,6 +20,7 @@ Masks = Callable[[Any], dict[str, Tensor]]
 """Gives, for inputs, the masks of outputs by name, "" for one; those without padding have none."""
 
 _BATCH = 256
+"""How many examples to ask for masks at once."""
 
 
 def output_masks(model: keras.Model) -> Masks | None:
@@ -27,18 +28,24 @@ def output_masks(model: keras.Model) -> Masks | None:
     network = innermost(model)
     graph = functional_graph(network)
     if graph is None:
-        parts = keras_internals.nested_layers(network)
-        return _MasksOfCalls(network) if any(map(_makes_a_mask, parts)) else None
-    names = output_names(network) or [""]
-    masks = _of_positions(dict(zip(names, graph.outputs, strict=True)))
-    if not masks:
+        if any(_makes_a_mask(layer) for layer in keras_internals.nested_layers(network)):
+            return _MasksOfCalls(network)
         return None
-    function = keras.Function(graph.inputs, masks)
-    return lambda inputs: function(keras_internals.graph_inputs(graph, inputs))
+    names = output_names(network) or [""]
+    outputs = dict(zip(names, graph.outputs, strict=True))
+    symbolic_masks = _of_positions(outputs)
+    if not symbolic_masks:
+        return None
+    masks_of = keras.Function(graph.inputs, symbolic_masks)
+    return lambda inputs: masks_of(keras_internals.graph_inputs(graph, inputs))
 
 
 class _MasksOfCalls:
-    """The masks of a model without a graph: only a pass shows them."""
+    """The masks of a model without a graph: only a pass shows them.
+
+    Args:
+        network: a built model.
+    """
 
     def __init__(self, network: keras.Model) -> None:
         self._network = network
@@ -50,7 +57,7 @@ class _MasksOfCalls:
         if ops.is_tensor(outputs):
             outputs = {"": outputs}
         elif not isinstance(outputs, Mapping):
-            outputs = {f"{number}": output for number, output in enumerate(outputs)}
+            outputs = {str(number): output for number, output in enumerate(outputs)}
         return _of_positions(outputs)
 
 
@@ -65,27 +72,52 @@ def _of_positions(outputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _makes_a_mask(layer: keras.layers.Layer) -> bool:
+    """Whether a layer makes a mask from its inputs, or may do so by code of its own."""
     if isinstance(layer, layers.Masking) or getattr(layer, "mask_zero", False):
         return True
-    return type(layer).compute_mask.__module__.split(".")[0] not in ("keras", "tfp_ibnn")
+    package = type(layer).compute_mask.__module__.split(".")[0]
+    return package not in ("keras", "tfp_ibnn")
 
 
 def mask_of_arrays(masks: Masks, x: Any) -> np.ndarray | None:
-    """Return the mask of the one output for arrays of inputs, or None without padding."""
-    count, found = len(keras.tree.flatten(x)[0]), []
+    """Return the mask of a model's one output.
+
+    Args:
+        masks: those of the model.
+        x: inputs, arrays of equal length in any structure.
+
+    Returns:
+        A boolean array (N, ...), False for padding, or None without padding.
+    """
+    count = len(keras.tree.flatten(x)[0])
+    mask_by_batch = []
     for start in range(0, count, _BATCH):
         batch = slice(start, start + _BATCH)
-        found.append(masks(keras.tree.map_structure(lambda part, b=batch: part[b], x)).get(""))
-    if any(mask is None for mask in found):
-        return None
-    return np.concatenate([ops.convert_to_numpy(mask) for mask in found])
+        inputs = keras.tree.map_structure(lambda array, batch=batch: array[batch], x)
+        mask = masks(inputs).get("")
+        if mask is None:
+            return None
+        mask_by_batch.append(ops.convert_to_numpy(mask))
+    return np.concatenate(mask_by_batch)
 
 
 def without_padding(mask: Tensor, weight: Any, scaled: bool) -> Tensor:
-    """Return weights of 0 for what is masked; scaled as in Keras's losses, so that means agree."""
+    """Return weights that are 0 for padding.
+
+    Args:
+        mask: (N, ...), False for padding.
+        weight: of the positions, or of the examples alone; None is 1 for all.
+        scaled: make up for the padding as Keras's losses do: a mean over all positions of what is
+            weighted is then that over the positions that are not padded.
+
+    Returns:
+        Weights in `keras.config.floatx()`, one for each position.
+    """
     mask = ops.cast(mask, keras.config.floatx())
     if scaled:
-        mask = mask * ops.cast(ops.size(mask), mask.dtype) / ops.maximum(ops.sum(mask), 1)
+        positions = ops.cast(ops.size(mask), mask.dtype)
+        unpadded = ops.maximum(ops.sum(mask), 1)
+        mask = mask * positions / unpadded
     if weight is None:
         return mask
     weight = ops.cast(weight, mask.dtype)

@@ -13,9 +13,9 @@ from tfp_ibnn.likelihoods import Likelihood
 class Wanted(NamedTuple):
     """What a prediction holds; see `MonteCarlo`."""
 
-    samples: int
+    samples: int  # how many draws are averaged
     return_samples: bool = False
-    interval: float | None = None
+    interval: float | None = None  # its probability
     standard_error: bool = False
 
 
@@ -32,9 +32,9 @@ class Summary(NamedTuple):
 class Draws(NamedTuple):
     """All draws of an output, where a prediction needs them."""
 
-    draws: Tensor
-    within: Tensor
-    outputs: Tensor
+    draws: Tensor  # (draws, examples, ...)
+    within: Tensor  # the uncertainty of each draw
+    outputs: Tensor  # of the network, from which both follow
 
 
 def average(likelihood: Likelihood, chunks: Chunks, wanted: Wanted) -> dict[str, Any]:
@@ -48,30 +48,30 @@ def average(likelihood: Likelihood, chunks: Chunks, wanted: Wanted) -> dict[str,
     Returns:
         The dict of `MonteCarlo`; of several outputs, one for each by name.
     """
-    parts = likelihood.parts
-    is_streamed = not wanted.return_samples and wanted.interval is None
-    if is_streamed and not any(part.needs_all_draws for part in parts.values()):
-        summaries = _streamed(likelihood, chunks, wanted.samples)
-        kept = dict.fromkeys(parts)
+    needs_all_draws = wanted.return_samples or wanted.interval is not None
+    if any(part.needs_all_draws for part in likelihood.parts.values()):
+        needs_all_draws = True
+    if needs_all_draws:
+        draws = _all_draws(likelihood, chunks, wanted.samples)
+        summaries = _summaries_of_all(likelihood, draws, wanted.samples)
     else:
-        kept = _all_draws(likelihood, chunks, wanted.samples)
-        is_counted = ops.ones((wanted.samples,))
-        summaries = {
-            name: summarize(part, kept[name].draws, kept[name].within, is_counted)
-            for name, part in parts.items()
-        }
-    predictions = {
-        name: _prediction(part, summaries[name], kept[name], wanted) for name, part in parts.items()
-    }
+        draws = dict.fromkeys(likelihood.parts)
+        summaries = _streamed(likelihood, chunks, wanted.samples)
+    predictions = {}
+    for name, part in likelihood.parts.items():
+        predictions[name] = _prediction(part, summaries[name], draws[name], wanted)
     return likelihood.join(predictions)
 
 
 def of_one(likelihood: Likelihood, outputs: Any) -> dict[str, Any]:
-    """Return `mean` and `aleatoric` of one network.
+    """Return the prediction of one network.
 
     Args:
         likelihood: what the outputs mean.
         outputs: (1, examples, ...).
+
+    Returns:
+        A dict with `mean` and `aleatoric`; of several outputs, one for each by name.
     """
     likelihood.check_outputs(outputs)
     outputs = likelihood.split(outputs)
@@ -91,19 +91,29 @@ def summarize(likelihood: Likelihood, draws: Tensor, within: Tensor, weights: Te
         draws: (draws, examples, ...).
         within: the uncertainty within each.
         weights: of each draw, 0 or 1.
+
+    Returns:
+        The summary of the draws of weight 1.
     """
     weights = ops.cast(weights, draws.dtype)
-
-    def total(values: Tensor) -> Tensor:
-        ones = (1,) * (len(values.shape) - 1)
-        of_draws = ops.reshape(weights, (-1, *ones))
-        return ops.sum(of_draws * values, axis=0)
-
     count = ops.sum(weights)
-    center = total(draws) / count
+    center = _weighted_sum(weights, draws) / count
     squares = ops.square(draws - center)
     between = likelihood.divergence(draws, center)
-    return Summary(count, center, total(squares), total(within), total(between))
+    return Summary(
+        count,
+        center,
+        _weighted_sum(weights, squares),
+        _weighted_sum(weights, within),
+        _weighted_sum(weights, between),
+    )
+
+
+def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
+    """Return the sum over the first axis."""
+    ones = (1,) * (len(values.shape) - 1)
+    weights = ops.reshape(weights, (-1, *ones))
+    return ops.sum(weights * values, axis=0)
 
 
 def merge(likelihood: Likelihood, one: Summary, other: Summary) -> Summary:
@@ -116,66 +126,95 @@ def merge(likelihood: Likelihood, one: Summary, other: Summary) -> Summary:
         likelihood: what the output means.
         one: a summary.
         other: a summary of at least one draw.
+
+    Returns:
+        A summary, the same as if all draws had been summed up at once.
     """
     count = one.count + other.count
     step = other.mean - one.mean
     share = other.count / count
     center = one.mean + share * step
-    moved = one.count * likelihood.divergence(one.mean, center)
-    moved = moved + other.count * likelihood.divergence(other.mean, center)
-    apart = ops.square(step) * (one.count * share)
+    # n1 * n2 / (n1 + n2) * (mean2 - mean1)^2, by the parallel axis theorem.
+    squares_of_means = ops.square(step) * (one.count * share)
+    divergence_of_one = one.count * likelihood.divergence(one.mean, center)
+    divergence_of_other = other.count * likelihood.divergence(other.mean, center)
+    divergence_of_means = divergence_of_one + divergence_of_other
     return Summary(
         count,
         center,
-        one.squares + other.squares + apart,
+        one.squares + other.squares + squares_of_means,
         one.within + other.within,
-        one.between + other.between + moved,
+        one.between + other.between + divergence_of_means,
     )
 
 
 def _streamed(likelihood: Likelihood, chunks: Chunks, samples: int) -> dict[str, Summary]:
     """Sum up draws chunk by chunk."""
-    parts = likelihood.parts
 
-    def of_chunk(number: int | Tensor) -> dict[str, Summary]:
-        first = number * chunks.size
-        outputs = chunks.run(first)
-        likelihood.check_outputs(outputs)
-        outputs = likelihood.split(outputs)
-        is_counted = first + ops.arange(chunks.size, dtype="int32") < samples
-        return {
-            name: summarize(part, *part.draws(outputs[name]), is_counted)
-            for name, part in parts.items()
-        }
+    def add_chunk(number: int | Tensor, sums: dict[str, Summary]) -> dict[str, Summary]:
+        further = _summaries_of_chunk(likelihood, chunks, number, samples)
+        merged = {}
+        for name, part in likelihood.parts.items():
+            merged[name] = merge(part, sums[name], further[name])
+        return merged
 
-    def add(number: int | Tensor, sums: dict[str, Summary]) -> dict[str, Summary]:
-        further = of_chunk(number)
-        return {name: merge(part, sums[name], further[name]) for name, part in parts.items()}
+    sums = _summaries_of_chunk(likelihood, chunks, 0, samples)
+    if chunks.is_one:
+        return sums
+    return fori_loop(1, chunks.count, add_chunk, sums)
 
-    start = of_chunk(0)
-    return start if chunks.is_one else fori_loop(1, chunks.count, add, start)
+
+def _summaries_of_chunk(
+    likelihood: Likelihood, chunks: Chunks, number: int | Tensor, samples: int
+) -> dict[str, Summary]:
+    """Run a chunk, and sum up each output's draws in it that are among the samples."""
+    first = number * chunks.size
+    outputs = chunks.run(first)
+    likelihood.check_outputs(outputs)
+    outputs = likelihood.split(outputs)
+    numbers = first + ops.arange(chunks.size, dtype="int32")
+    is_counted = numbers < samples
+    summaries = {}
+    for name, part in likelihood.parts.items():
+        draws, within = part.draws(outputs[name])
+        summaries[name] = summarize(part, draws, within, is_counted)
+    return summaries
 
 
 def _all_draws(likelihood: Likelihood, chunks: Chunks, samples: int) -> dict[str, Draws]:
     """Return the draws of each output."""
-    if chunks.is_one:
-        outputs = chunks.run(0)
-    else:
-        starts = chunks.size * ops.arange(chunks.count, dtype="int32")
-        outputs = ops.map(chunks.run, starts)
-
-        def of_chunks(values: Tensor) -> Tensor:
-            sizes = ops.shape(values)[2:]
-            draws = ops.reshape(values, (-1, *sizes))
-            return draws[:samples]  # the last chunk may go beyond
-
-        outputs = keras.tree.map_structure(of_chunks, outputs)
+    outputs = chunks.run(0) if chunks.is_one else _outputs_of_all(chunks, samples)
     likelihood.check_outputs(outputs)
     outputs = likelihood.split(outputs)
-    return {
-        name: Draws(*part.draws(outputs[name]), outputs[name])
-        for name, part in likelihood.parts.items()
-    }
+    draws_by_name = {}
+    for name, part in likelihood.parts.items():
+        draws, within = part.draws(outputs[name])
+        draws_by_name[name] = Draws(draws, within, outputs[name])
+    return draws_by_name
+
+
+def _outputs_of_all(chunks: Chunks, samples: int) -> Any:
+    """Return the outputs (samples, examples, ...) of all chunks."""
+
+    def join(of_chunks: Tensor) -> Tensor:
+        sizes = ops.shape(of_chunks)[2:]
+        outputs = ops.reshape(of_chunks, (-1, *sizes))
+        return outputs[:samples]  # the last chunk may go beyond
+
+    starts = chunks.size * ops.arange(chunks.count, dtype="int32")
+    outputs = ops.map(chunks.run, starts)
+    return keras.tree.map_structure(join, outputs)
+
+
+def _summaries_of_all(
+    likelihood: Likelihood, draws: dict[str, Draws], samples: int
+) -> dict[str, Summary]:
+    """Sum up draws that are all kept."""
+    is_counted = ops.ones((samples,))
+    summaries = {}
+    for name, part in likelihood.parts.items():
+        summaries[name] = summarize(part, draws[name].draws, draws[name].within, is_counted)
+    return summaries
 
 
 def _prediction(

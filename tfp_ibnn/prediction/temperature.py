@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -29,6 +29,18 @@ _REASONS = {
 }
 """Why a fitted temperature is at a bound."""
 
+_RETURNS_LOGITS = {"softmax": False, "sigmoid": False, "linear": True, "log_softmax": True}
+"""What the last activation of a classifier says of its output."""
+
+
+class _Validation(NamedTuple):
+    """What a classifier says about validation data, and what is true."""
+
+    outputs: Any
+    labels: Any
+    weight: Any  # of the examples or positions, or None
+    mask: np.ndarray | None  # False for positions that are padding; None if there are none
+
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class TemperatureScaling(ScaledModel, TakesStrings, keras.Model):
@@ -44,6 +56,9 @@ class TemperatureScaling(ScaledModel, TakesStrings, keras.Model):
         from_logits: whether it returns logits; None asks the activation of its last layer, or of a
             model with a `call` of its own the loss it is compiled with.
         **kwargs: those of `keras.Model`.
+
+    Attributes:
+        temperature: T, a weight that training leaves alone.
 
     Example:
         >>> import keras, numpy as np, tfp_ibnn as ibnn
@@ -65,8 +80,9 @@ class TemperatureScaling(ScaledModel, TakesStrings, keras.Model):
         if from_logits is None and model.built and has_own_call:
             from_logits = logits_by_loss(model)
         self.from_logits = None if from_logits is None else bool(from_logits)
-        fixed = {"trainable": False, "autocast": False}
-        self.temperature = self.add_weight((), "ones", name="temperature", **fixed)
+        self.temperature = self.add_weight(
+            (), "ones", name="temperature", trainable=False, autocast=False
+        )
         self._evaluate: Callable[..., Any] | None = None
         self._head: str | None = None
         self.built = model.built
@@ -88,8 +104,9 @@ class TemperatureScaling(ScaledModel, TakesStrings, keras.Model):
         """Return an output of the classifier at the temperature."""
         outputs, from_logits = self._read(outputs)
         outputs = ops.cast(outputs, self.temperature.dtype)
-        kind = Labels if outputs.shape[-1] == 1 else Categorical
-        return kind(from_logits).scaled(outputs, self.temperature)
+        is_binary = outputs.shape[-1] == 1
+        likelihood = Labels(from_logits) if is_binary else Categorical(from_logits)
+        return likelihood.scaled(outputs, self.temperature)
 
     def fit(
         self,
@@ -107,30 +124,31 @@ class TemperatureScaling(ScaledModel, TakesStrings, keras.Model):
                 `PyDataset` or a generator.
             y: labels of arrays, (...) or (..., 1) integers, or (..., classes) one-hot.
             sample_weight: weights of arrays.
-            batch_size: for arrays; as for `predict`.
+            batch_size: number of examples per batch of arrays; None is Keras's 32.
             verbose: 1 shows progress, 0 nothing.
+
+        Returns:
+            This model, whose `temperature` is now the fitted one.
+
+        Raises:
+            ValueError: If labels are missing or all the same, or the model does not classify.
         """
         self._check_classifies()
-        masks = output_masks(self)
         if is_dataset(x):
             if y is not None or sample_weight is not None:
                 raise ValueError(
                     "`y` and `sample_weight` must come from `x`, a dataset: omit them."
                 )
-            outputs, y, sample_weight, mask = self._outputs_of_dataset(x, masks, verbose)
+            data = self._of_dataset(x, verbose)
         else:
-            if y is None:
-                raise ValueError("`y` must hold the labels when `x` is an array; got None.")
-            if not len(keras.tree.flatten(x)[0]):
-                raise ValueError("`x` must hold at least one example; got none.")
-            x = with_strings(x)
-            outputs = self.model.predict(x, batch_size=batch_size, verbose=verbose)
-            mask = None if masks is None else mask_of_arrays(masks, x)
-        outputs, from_logits = self._read(outputs)
+            data = self._of_arrays(x, y, sample_weight, batch_size, verbose)
+        outputs, from_logits = self._read(data.outputs)
+        weight = data.weight
+        if data.mask is not None:
+            positions = np.shape(outputs)[:-1]
+            weight = _unpadded(positions, weight, data.mask)
         names = ("model(x)", "y", "sample_weight")
-        if mask is not None:
-            sample_weight = _unpadded(np.shape(outputs)[:-1], sample_weight, mask)
-        examples = checked(outputs, y, sample_weight, from_logits, names)
+        examples = checked(outputs, data.labels, weight, from_logits, names)
         labels = np.argmax(examples.targets, axis=-1)
         if np.ptp(labels) == 0:
             raise ValueError(f"`y` must hold at least two classes to fit to; got only {labels[0]}.")
@@ -142,20 +160,38 @@ class TemperatureScaling(ScaledModel, TakesStrings, keras.Model):
         self.built = True  # the classifier is, now that it was run
         return self
 
-    def _outputs_of_dataset(self, x: Any, masks: Any, verbose: Any) -> tuple[Any, Any, Any, Any]:
-        """Return outputs, labels, weights and masks, in one pass, since it may be shuffled."""
-        parts, all_masks = [], []
+    def _of_arrays(
+        self, x: Any, y: Any, sample_weight: Any, batch_size: int | None, verbose: Any
+    ) -> _Validation:
+        """Run the classifier on arrays."""
+        if y is None:
+            raise ValueError("`y` must hold the labels when `x` is an array; got None.")
+        if not len(keras.tree.flatten(x)[0]):
+            raise ValueError("`x` must hold at least one example; got none.")
+        masks = output_masks(self)
+        x = with_strings(x)
+        outputs = self.model.predict(x, batch_size=batch_size, verbose=verbose)
+        mask = None if masks is None else mask_of_arrays(masks, x)
+        return _Validation(outputs, y, sample_weight, mask)
+
+    def _of_dataset(self, x: Any, verbose: Any) -> _Validation:
+        """Run the classifier on a dataset, in one pass, since it may be shuffled."""
+        masks = output_masks(self)
+        batches = []
+        mask_by_batch = []
         for inputs, labels, weight in unpacked(x, "x", verbose):
             if labels is None:
                 raise ValueError("`x` must give batches (x, y) with labels; got inputs alone.")
             if weight is None:
                 weight = np.ones(len(labels))
             outputs = self.model.predict_on_batch(inputs)
-            parts.append(Examples(outputs, labels, weight))
+            batches.append(Examples(outputs, labels, weight))
             if masks is not None:
-                all_masks.append(mask_of_arrays(masks, inputs))
-        mask = np.concatenate(all_masks) if all_masks and all_masks[0] is not None else None
-        return *Examples.joined(parts), mask
+                mask_by_batch.append(mask_of_arrays(masks, inputs))
+        outputs, labels, weight = Examples.joined(batches)
+        has_mask = bool(mask_by_batch) and mask_by_batch[0] is not None
+        mask = np.concatenate(mask_by_batch) if has_mask else None
+        return _Validation(outputs, labels, weight, mask)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Score by accuracy, NLL, Brier score and ECE, or by what the model is compiled with."""
@@ -164,8 +200,8 @@ class TemperatureScaling(ScaledModel, TakesStrings, keras.Model):
         if self._evaluate is None:
             self._check_classifies()
             # The method alone: a model would be tracked, and saved, as a part of this one.
-            options = {"head": self._head, "independent": True}
-            self._evaluate = MonteCarlo(self, samples=1, **options).evaluate
+            averaged = MonteCarlo(self, samples=1, head=self._head, independent=True)
+            self._evaluate = averaged.evaluate
         return self._evaluate(*args, **kwargs)
 
     def _check_classifies(self) -> None:
@@ -189,8 +225,7 @@ class TemperatureScaling(ScaledModel, TakesStrings, keras.Model):
             return self.model.returns_logits
         if innermost(self) is not self.model:
             return False
-        meanings = {"softmax": False, "sigmoid": False, "linear": True, "log_softmax": True}
-        return meanings.get(activation_of(self.model))
+        return _RETURNS_LOGITS.get(activation_of(self.model))
 
     def _read(self, outputs: Any) -> tuple[Any, bool]:
         """Return the classifier's one output, and whether it is logits."""
@@ -199,14 +234,18 @@ class TemperatureScaling(ScaledModel, TakesStrings, keras.Model):
             outputs = outputs["mean"]
             from_logits = bool(from_logits)
         if not hasattr(outputs, "shape"):
-            kinds = keras.tree.map_structure(type, outputs)
-            raise ValueError(f"`model` must return one tensor, or a dict with 'mean'; got {kinds}.")
+            types = keras.tree.map_structure(type, outputs)
+            raise ValueError(f"`model` must return one tensor, or a dict with 'mean'; got {types}.")
         if from_logits is None:
-            unknown = f"It is unknown whether `model`, {self.model.name!r}, returns logits."
-            raise ValueError(f"{unknown} Give from_logits=True or from_logits=False.")
+            raise ValueError(
+                f"It is unknown whether `model`, {self.model.name!r}, returns logits. Give "
+                "from_logits=True or from_logits=False."
+            )
         if outputs.shape[-1] != 1 and activation_of(self.model) == "sigmoid":
-            several = f"`model`, {self.model.name!r}, answers yes or no to several labels"
-            raise ValueError(f"{several}; temperature scaling is for one label, or for classes.")
+            raise ValueError(
+                f"`model`, {self.model.name!r}, answers yes or no to several labels; temperature "
+                "scaling is for one label, or for classes."
+            )
         return outputs, from_logits
 
 
@@ -214,7 +253,8 @@ def _unpadded(positions: tuple[int, ...], weight: Any, mask: np.ndarray) -> np.n
     """Return a weight for each position, 0 for those that are padding."""
     weight = np.asarray(1.0 if weight is None else weight)
     weight = spread(np, weight, positions, "sample_weight")
-    return np.where(spread(np, mask, positions, "mask"), weight, 0.0)
+    mask = spread(np, mask, positions, "mask")
+    return np.where(mask, weight, 0.0)
 
 
 def _warn_at_bound(temperature: float) -> None:

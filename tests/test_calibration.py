@@ -17,7 +17,7 @@ from sklearn.datasets import load_diabetes, load_digits
 
 import tfp_ibnn as ibnn
 from tfp_ibnn.__main__ import main
-from tfp_ibnn.calibration import examples, run, trials
+from tfp_ibnn.calibration import examples, fine_tuning, run, trials
 from tfp_ibnn.calibration.examples import Examples, Training, Validation, folds_of, prepare
 from tfp_ibnn.calibration.report import Candidate, Report, choose
 from tfp_ibnn.likelihoods import Categorical, Gaussian, Labels, Point
@@ -480,7 +480,7 @@ def scripted(name, nlls, samples=4):
 def fine_tune(all_trials, epochs=None, end=math.inf):
     parts = dict.fromkeys(trials.Setting._fields)
     setting = trials.Setting(**{**parts, "end": end, "say": lambda line: None})
-    trials.fine_tune(all_trials, setting, epochs)
+    fine_tuning.fine_tune(all_trials, setting, epochs)
 
 
 def test_worse_half_of_the_posteriors_is_dropped_after_each_epoch():
@@ -628,7 +628,7 @@ def test_one_network_trains_several_trials_apart(overfitted):
 
 def rate(model, given=None):
     return float(
-        keras.ops.convert_to_numpy(trials.fine_tuning_optimizer(model, given).learning_rate)
+        keras.ops.convert_to_numpy(fine_tuning.fine_tuning_optimizer(model, given).learning_rate)
     )
 
 
@@ -636,7 +636,7 @@ def test_learning_rate_is_a_tenth():
     model = mlp()
     assert rate(model) == pytest.approx(1e-4)  # not compiled
     model.compile(keras.optimizers.SGD(0.02, momentum=0.9, weight_decay=1e-3), "mse")
-    optimizer = trials.fine_tuning_optimizer(model, None)
+    optimizer = fine_tuning.fine_tuning_optimizer(model, None)
     assert rate(model) == pytest.approx(0.002)
     assert (optimizer.momentum, optimizer.weight_decay) == (0.9, 1e-3)
     assert optimizer is not model.optimizer

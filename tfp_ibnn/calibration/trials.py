@@ -74,6 +74,7 @@ class Trial:
     def leave_out(self, error: Exception) -> "Trial":
         """Do not compare it, and warn of the reason."""
         self.fate = (str(error) or type(error).__name__).splitlines()[0]
+        # Of `try_states`, the warning names the line that calls `calibrate`.
         warnings.warn(f"{self.name}: left out, since {self.fate}", stacklevel=5)
         return self
 

@@ -22,7 +22,7 @@ OF_A_DEVICE = (
     "conversion/test_choice.py",
     "conversion/test_convert.py",
     "noise/test_counter.py",
-    "prediction/test_samplers_dropout.py",
+    "prediction/test_dropout.py",
     "whole/test_elbo.py",
     "whole/test_finiteness.py",
     "whole/test_gpu.py",

@@ -9,7 +9,7 @@ import pytest
 
 import tfp_ibnn as ibnn
 from tfp_ibnn._core import progress
-from tfp_ibnn.calibration import run, trials
+from tfp_ibnn.calibration import fine_tuning, run, trials
 from tfp_ibnn.calibration.examples import Examples, Training, Validation, prepare
 from tfp_ibnn.calibration.report import Candidate, Report
 from tfp_ibnn.conversion.copying import copy_of
@@ -182,7 +182,7 @@ def test_an_epoch_that_minutes_cut_is_named():
     setting = trials.Setting(**{**parts, "end": 45.0, "say": lines.append})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trials.time, "monotonic", lambda: next(clock))
-        trials.fine_tune([scripted(name) for name in names], setting, 3)
+        fine_tuning.fine_tune([scripted(name) for name in names], setting, 3)
     assert lines[-1] == "`minutes` ended the training: epoch 1 of 3 is not finished for b."
 
 

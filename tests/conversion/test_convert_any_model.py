@@ -523,7 +523,9 @@ def test_what_does_not_take_outputs_at_positions_names_what_does():
         ibnn.Conformal(model).fit(x, y)
     with pytest.raises(ValueError, match=r"`y` has the shape \(6, 4, 4\), one at each position"):
         ibnn.OODDetector(model, "mahalanobis").fit(x, y)
-    with pytest.raises(ValueError, match="Dense layer at the end.*'mahalanobis' or 'knn'.*'entropy'"):
+    with pytest.raises(
+        ValueError, match="Dense layer at the end.*'mahalanobis' or 'knn'.*'entropy'"
+    ):
         ibnn.OODDetector(model, "energy")
     ibnn.OODDetector(model, "knn", k=3).fit(x, y)
 

@@ -30,6 +30,19 @@ class Validation(NamedTuple):
     score: Examples  # for the selection (B), or all
     folds: np.ndarray | None = None  # of each example, where both are all
 
+    def without_each_fold(self) -> list[np.ndarray]:
+        """Return the mask (examples,) of what is outside each fold; no masks without folds."""
+        if self.folds is None:
+            return []
+        return [self.folds != fold for fold in range(FOLDS)]
+
+    @property
+    def shares(self) -> str:
+        """How many examples serve to fit, and how many to choose, in words."""
+        if self.folds is not None:
+            return f"{self.fit.size:,} to fit, cross-fitted"
+        return f"{self.fit.size:,} to fit, {self.score.size:,} to choose"
+
 
 class Training(NamedTuple):
     """What candidates are trained on: arrays (x, y) or (x, y, weight), or a dataset."""
@@ -50,11 +63,10 @@ class Training(NamedTuple):
             number: of the epoch, from 1 on.
             callback: a Keras callback.
         """
-        options = {"verbose": 0, "callbacks": [callback]}
         if not isinstance(self.data, tuple):
             # tf.data has its own order.
-            options["shuffle"] = isinstance(self.data, keras.utils.PyDataset)
-            network.fit(self.data, **options)
+            is_shuffled = isinstance(self.data, keras.utils.PyDataset)
+            network.fit(self.data, shuffle=is_shuffled, verbose=0, callbacks=[callback])
             return
         random = np.random.default_rng((self.seed, number))
         order = random.permutation(self.size)
@@ -63,8 +75,15 @@ class Training(NamedTuple):
         full = min(self.batch_size or 32, self.size)
         order = np.resize(order, self.steps * full)
         x, y, weight = Examples(*self.data).take(order)
-        options |= {"batch_size": full, "shuffle": False, "sample_weight": weight}
-        network.fit(x, y, **options)
+        network.fit(
+            x,
+            y,
+            batch_size=full,
+            sample_weight=weight,
+            shuffle=False,
+            verbose=0,
+            callbacks=[callback],
+        )
 
 
 def folds_of(strata: np.ndarray, number: int, seed: int) -> np.ndarray:
@@ -99,10 +118,12 @@ def read(data: Any, model: keras.Model, output: Likelihood, name: str, every: in
     Raises:
         ValueError: for what cannot be used, and if there are no examples.
     """
-    parts, count = [], 0
+    parts = []
+    count = 0
     for batch in read_batches(data, name):
         part = _checked(_counted(batch), model, output, name)
-        parts.append(part.take(slice(-count % every, None, every)))
+        first = -count % every  # so that every n-th is taken across batches
+        parts.append(part.take(slice(first, None, every)))
         count += part.size
     if not count:
         raise ValueError(f"`{name}` holds no examples.")
@@ -137,20 +158,23 @@ def prepare(
     _check_validation(examples)
     strata = output.strata(examples.y)
     if examples.size < CROSS_FIT_BELOW:
-        return training, Validation(examples, examples, folds_of(strata, FOLDS, seed))
+        folds = folds_of(strata, FOLDS, seed)
+        return training, Validation(examples, examples, folds)
     half = folds_of(strata, 2, seed)
     fit = examples.take(half == 0)
     score = examples.take(half == 1)
-    most = max(1, min(WATCHED, NUMBERS // output.width))
-    every = -(-fit.size // most)
-    return training, Validation(fit.take(slice(None, None, every)), score)
+    most = min(WATCHED, NUMBERS // output.width)
+    every = -(-fit.size // max(1, most))
+    evenly = slice(None, None, every)
+    return training, Validation(fit.take(evenly), score)
 
 
 def _training(
     data: Any, model: keras.Model, output: Likelihood, batch_size: int | None, seed: int
 ) -> Training:
     """Return what candidates are trained on, after one pass over it that checks it."""
-    size, steps = 0, 0
+    size = 0
+    steps = 0
     has_weights = False
     sample = _Sample()
     for batch in read_batches(data, "train"):  # which may be more than fits into memory
@@ -169,12 +193,15 @@ def _training(
 
 def _hold_out(training: Training, output: Likelihood) -> tuple[Training, tuple[Any, ...]]:
     """Return the training without a fifth of its examples, and these."""
-    is_arrays = isinstance(training.data, tuple)
-    if not is_arrays or training.size < FOLDS * FEWEST:
-        what = f"{training.size} examples, too few to split" if is_arrays else "a dataset"
+    if not isinstance(training.data, tuple):
         raise ValueError(
-            f"`validation` is missing, and `train` is {what}. Give validation=(x, y) that the "
+            "`validation` is missing, and `train` is a dataset. Give validation=(x, y) that the "
             "model was not trained on."
+        )
+    if training.size < FOLDS * FEWEST:
+        raise ValueError(
+            f"`validation` is missing, and `train` is {training.size} examples, too few to split. "
+            "Give validation=(x, y) that the model was not trained on."
         )
     examples = Examples(*training.data)
     y = _targets(examples.y, output, "train")
@@ -185,9 +212,9 @@ def _hold_out(training: Training, output: Likelihood) -> tuple[Training, tuple[A
         "chosen: give validation=(x, y) of others.",
         stacklevel=4,
     )
-    rest = examples.take(~is_held)
-    steps = -(-rest.size // (training.batch_size or 32))
-    training = training._replace(data=_parts(rest), size=rest.size, steps=steps)
+    kept = examples.take(~is_held)
+    steps = -(-kept.size // (training.batch_size or 32))
+    training = training._replace(data=_parts(kept), size=kept.size, steps=steps)
     return training, _parts(examples.take(is_held))
 
 
@@ -216,26 +243,24 @@ class _Sample:
 
     def add(self, part: Examples) -> None:
         """Take some examples of a batch; those of weight 0 are left out."""
-        taken = slice(-self._seen % self._every, None, self._every)
+        first = -self._seen % self._every
         self._seen += part.size
-        part = part.take(taken)
-        if part.weight is not None:
-            part = part.take(part.weight != 0)
-        parts = [part] if self.examples is None else [self.examples, part]
-        examples = Examples(*keras.tree.map_structure(_joined, *parts))
+        examples = part.take(slice(first, None, self._every))
+        if examples.weight is not None:
+            examples = examples.take(examples.weight != 0)
+        if self.examples is not None:
+            examples = Examples.joined([self.examples, examples])
         while examples.size > SAMPLE:
             examples = examples.take(slice(None, None, 2))
             self._every *= 2
         self.examples = examples
 
 
-def _joined(*batches: Any) -> Any:
-    return None if batches[0] is None else np.concatenate(batches)
-
-
 def _parts(examples: Examples) -> tuple[Any, ...]:
     """Return (x, y), or (x, y, weight) if there are weights."""
-    return tuple(examples) if examples.weight is not None else (examples.x, examples.y)
+    if examples.weight is None:
+        return examples.x, examples.y
+    return tuple(examples)
 
 
 def _counted(examples: Examples) -> Examples:
@@ -256,8 +281,8 @@ def _checked(examples: Examples, model: keras.Model, output: Likelihood, name: s
     y = _targets(examples.y, output, name)
     weight = examples.weight
     if weight is not None:
-        is_finite = np.all((weight >= 0) & (weight < np.inf))
-        if weight.shape != (len(y),) or not is_finite:
+        is_allowed = (weight >= 0) & (weight < np.inf)
+        if weight.shape != (len(y),) or not np.all(is_allowed):
             raise ValueError(
                 f"`{name}` needs one weight, 0 or above, for each of {len(y)} targets."
             )
@@ -292,9 +317,9 @@ def _check_inputs(x: Any, model: keras.Model, name: str) -> None:
         raise ValueError(f"`model` cannot take the inputs of `{name}`: {reason}") from error
     for part, tensor in pairs:
         shape = tuple(part.shape)
-        wanted = tuple(tensor.shape)
-        sizes = zip(shape[1:], wanted[1:], strict=True)
+        expected_shape = tuple(tensor.shape)
+        sizes = zip(shape[1:], expected_shape[1:], strict=True)
         if any(expected not in (None, size) for size, expected in sizes):
             raise ValueError(
-                f"The inputs of `{name}` have the shape {shape}; `model` takes {wanted}."
+                f"The inputs of `{name}` have the shape {shape}; `model` takes {expected_shape}."
             )

@@ -3,7 +3,7 @@
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -11,10 +11,12 @@ import numpy as np
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.progress import Heartbeat, printer
+from tfp_ibnn.calibration.candidates import Candidate, predict
 from tfp_ibnn.calibration.doubts import doubts_about, errors_of
-from tfp_ibnn.calibration.examples import FOLDS, Validation, prepare
-from tfp_ibnn.calibration.report import Candidate, Report, predict
-from tfp_ibnn.calibration.trials import METHODS, Setting, Trial, fine_tune, fine_tuning_optimizer
+from tfp_ibnn.calibration.examples import Training, Validation, prepare
+from tfp_ibnn.calibration.fine_tuning import fine_tune, fine_tuning_optimizer
+from tfp_ibnn.calibration.report import Report
+from tfp_ibnn.calibration.trials import METHODS, Method, Setting, Trial, deadline
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.conversion.wrappers import PredictionWrapper
 from tfp_ibnn.likelihoods import Likelihood
@@ -66,7 +68,7 @@ def calibrate(
         optimizer: None takes the model's own at a tenth of its rate. Posteriors have five times it.
         loss: None takes the one that the model is compiled with.
         samples: draws of a posterior, or of MC dropout, in a prediction.
-        batch_size: of training arrays.
+        batch_size: of training arrays; None is 32.
         seed: of the splits, the order of the examples and the draws.
         verbose: print progress, at least every ten seconds.
 
@@ -77,6 +79,9 @@ def calibrate(
     Returns:
         A `Report`: `model`, the `MonteCarlo` that was chosen, or `model_of(name)`; `table()`, the
         scores of all candidates, or `evaluate(test)` on new data; `plot()`; `save(folder)`.
+
+    Raises:
+        ValueError: for a model, data or candidates that cannot be used; the message says why.
 
     Example:
         >>> import keras, numpy as np, tfp_ibnn as ibnn
@@ -91,146 +96,272 @@ def calibrate(
         'MonteCarlo'
     """
     samples = checks.positive_integer("samples", samples, least=2)
-    epochs = None if epochs is None else checks.positive_integer("epochs", epochs)
-    limit = math.inf if minutes is None else checks.positive("minutes", minutes)
-    end = time.monotonic() + 60 * limit
-    batch_size = None if batch_size is None else checks.positive_integer("batch_size", batch_size)
+    if epochs is not None:
+        epochs = checks.positive_integer("epochs", epochs)
+    end = deadline(minutes)
+    if batch_size is not None:
+        batch_size = checks.positive_integer("batch_size", batch_size)
     seed = checks.whole("seed", seed)
-    if isinstance(model, PredictionWrapper):
-        kind = type(model).__name__
-        raise ValueError(f"`model` is a {kind} already: give the network that it is made of.")
-    check_network(model)
-    check_rows(model.output_shape)
+    _check_model(model)
     output, loss = likelihood_for_calibration(model, loss)
-    own = {name: _posterior(name, x, model) for name, x in dict(candidates or {}).items()}
+    posteriors = _posteriors(candidates or {}, model)
     optimizer = fine_tuning_optimizer(model, optimizer)
     say = printer(verbose)
+
     with Heartbeat("reading the data", say):
         training, data = prepare(train, validation, model, output, batch_size, seed)
-    choose = "cross-fitted" if data.folds is not None else f"{len(data.score.y):,} to choose"
-    how = f"{len(data.fit.y):,} to fit, {choose}"
-    say(f"Training examples: {training.size:,}. Validation examples: {how}.")
-    say("Each NLL is of those to fit, at the temperature or scale that suits it best.")
-    say("The first prediction and the first epoch of each kind take longer: they are compiled.")
-    rest = (samples, seed, own, end, say)
-    setting = Setting(model, output, optimizer, loss, training, data, *rest)
-    first, *others = METHODS
-    trials = list(first(setting))
-    with Heartbeat(trials[0].name, say):
-        nll = trials[0].watch(data, output)
-        doubts = doubts_about(trials[0], setting)
-    say(f"{trials[0].name}: NLL {nll:.4f}")
-    for doubt in doubts:
-        warnings.warn(doubt, stacklevel=2)
+    _announce(training, data, say)
+    setting = Setting(
+        model=model,
+        output=output,
+        optimizer=optimizer,
+        loss=loss,
+        training=training,
+        data=data,
+        samples=samples,
+        seed=seed,
+        candidates=posteriors,
+        end=end,
+        say=say,
+    )
+
+    first_method, *methods = METHODS
+    trials = list(first_method(setting))
+    doubts = _watch_as_it_is(trials[0], setting)
     if epochs is None and minutes is None:
-        steps = float(model.optimizer.iterations) if model.compiled and model.optimizer else 0.0
-        epochs = max(3, round(steps / training.steps / 10))
-    interrupted = False
-    try:
-        parameter = output.fit(trials[0].watched(), data.fit.y, data.fit.weight)
-        setting = setting._replace(parameter=parameter)
-        for trial in _with_heartbeat(others, setting):
-            if trial.name in {x.name + suffix for x in trials for suffix in output.variants}:
-                raise ValueError(f"`candidates` must have other names than {trial.name!r}.")
-            trials.append(trial)
-            if not trial.trained:
-                with Heartbeat(trial.name, say):
-                    trial.try_states(data, output)
-                if not trial.fate:
-                    say(f"{trial.name}: NLL {trial.nll:.4f}")
-        fine_tune([trial for trial in trials if trial.trained], setting, epochs)
-    except KeyboardInterrupt:
-        interrupted = True
-        say("Interrupted: what has been trained so far is compared.")
-    untried = [trial for trial in trials if math.isinf(trial.nll) and not trial.fate]
-    for trial in untried:
-        trial.fate = "there was no time for it"
-    if untried and minutes is not None and not interrupted:
-        names = ", ".join(trial.name for trial in untried)
-        say(f"`minutes={minutes:g}` left untried: {names}. Give more to compare them.")
-    kept = [trial for trial in trials if not trial.fate]
-    found = []
-    for trial in kept:
-        with Heartbeat(f"scoring {trial.name}", say):
-            found += _candidates(trial, output, data)
-    notes = {
-        "training examples": training.size,
-        "validation examples": how,
-        "best epochs": ", ".join(f"{x.name}: {x.epochs}" for x in kept if x.trained) or "none",
-        "interrupted": "yes" if interrupted else "no",
-        "doubts": " ".join(doubts) or "none",
-        "draws": samples,
-        "seed": seed,
-    }
-    dropped = {trial.name: trial.fate for trial in trials if trial.fate}
-    report = Report(found, dropped, output, data.score.y, notes, seed, data.score.weight)
+        epochs = _default_epochs(model, training)
+    is_interrupted = _run_trials(methods, trials, setting, epochs)
+    _mark_untried(trials, None if is_interrupted else minutes, say)
+
+    report = _report(trials, setting, doubts, is_interrupted)
     say(report.why())
     if report.lost():
         warnings.warn(f"Chosen: {report.chosen.name}. {report.lost()}", stacklevel=2)
     return report
 
 
-def _with_heartbeat(
-    methods: Iterable[Callable[[Setting], Iterator[Trial]]], setting: Setting
-) -> Iterator[Trial]:
-    """Yield the trials of methods, some of which take long to be made."""
-    for method in methods:
-        made = iter(method(setting))
-        while True:
-            with Heartbeat(f"preparing {method.__name__.replace('_', ' ')}", setting.say):
-                trial = next(made, None)
-            if trial is None:
-                break
-            yield trial
+def _check_model(model: Any) -> None:
+    """Raise for what is not a network with one output of shape (N, K)."""
+    if isinstance(model, PredictionWrapper):
+        raise ValueError(
+            f"`model` is a {type(model).__name__} already: give the network that it is made of."
+        )
+    check_network(model)
+    check_rows(model.output_shape)
 
 
-def _posterior(name: str, given: Any, model: keras.Model) -> WeightPosterior:
-    """Return a candidate of the user as a posterior over weights, or raise."""
-    what = f"`candidates[{name!r}]`"
-    network = given.network if isinstance(given, WeightPosterior) else given
-    if isinstance(network, PredictionWrapper) or not isinstance(network, keras.Model):
-        want = "a posterior over weights, such as ibnn.DeepEnsemble(models), or a plain Keras model"
-        raise ValueError(f"{what} must be {want}; got {type(given).__name__}.")
-    own, wanted = (_ends(functional_graph(x)) for x in (network, model))
-    if own != wanted:
-        raise ValueError(f"{what} has {own}; `model` has {wanted}, and they must be alike.")
-    return given if isinstance(given, WeightPosterior) else WeightSets([given])
+def _posteriors(candidates: Mapping[str, Any], model: keras.Model) -> dict[str, WeightPosterior]:
+    """Return the candidates of the user as posteriors over weights, or raise.
+
+    Args:
+        candidates: posteriors over weights or Keras models, by name.
+        model: what they must resemble: it has the same inputs and outputs.
+    """
+    posteriors = {}
+    for name, candidate in dict(candidates).items():
+        is_posterior = isinstance(candidate, WeightPosterior)
+        network = candidate.network if is_posterior else candidate
+        if isinstance(network, PredictionWrapper) or not isinstance(network, keras.Model):
+            raise ValueError(
+                f"`candidates[{name!r}]` must be a posterior over weights, such as "
+                "ibnn.DeepEnsemble(models), or a plain Keras model; "
+                f"got {type(candidate).__name__}."
+            )
+        ends = _ends(functional_graph(network))
+        expected_ends = _ends(functional_graph(model))
+        if ends != expected_ends:
+            raise ValueError(
+                f"`candidates[{name!r}]` has {ends}; `model` has {expected_ends}, "
+                "and they must be alike."
+            )
+        posteriors[name] = candidate if is_posterior else WeightSets([candidate])
+    return posteriors
 
 
 def _ends(graph: keras.Model | None) -> str:
     """Return the shapes of a model's inputs and outputs, and what these are."""
     if graph is None:
         return "no graph: it is not built, or not a Functional or Sequential model"
-    x, y = ([tuple(x.shape[1:]) for x in part] for part in (graph.inputs, graph.outputs))
-    is_probability = activation_of(graph) in ("softmax", "sigmoid")
-    return f"inputs {x} and outputs {y}, {'not ' * (not is_probability)}probabilities"
+    inputs = [tuple(tensor.shape[1:]) for tensor in graph.inputs]
+    outputs = [tuple(tensor.shape[1:]) for tensor in graph.outputs]
+    if activation_of(graph) in ("softmax", "sigmoid"):
+        return f"inputs {inputs} and outputs {outputs}, probabilities"
+    return f"inputs {inputs} and outputs {outputs}, not probabilities"
+
+
+def _announce(training: Training, data: Validation, say: Callable[[str], None]) -> None:
+    """Report how many examples there are, and what the next lines mean."""
+    say(f"Training examples: {training.size:,}. Validation examples: {data.shares}.")
+    say("Each NLL is of those to fit, at the temperature or scale that suits it best.")
+    say("The first prediction and the first epoch of each kind take longer: they are compiled.")
+
+
+def _watch_as_it_is(trial: Trial, setting: Setting) -> list[str]:
+    """Score the model as it is; return what is wrong with it, and warn of that."""
+    with Heartbeat(trial.name, setting.say):
+        nll = trial.watch(setting.data, setting.output)
+        doubts = doubts_about(trial, setting)
+    setting.say(f"{trial.name}: NLL {nll:.4f}")
+    for doubt in doubts:
+        warnings.warn(doubt, stacklevel=3)
+    return doubts
+
+
+def _default_epochs(model: keras.Model, training: Training) -> int:
+    """Return a tenth of the epochs that the model was trained for, and at least 3."""
+    if not model.compiled or model.optimizer is None:
+        return 3
+    steps = float(model.optimizer.iterations)
+    return max(3, round(steps / training.steps / 10))
+
+
+def _run_trials(
+    methods: Sequence[Method], trials: list[Trial], setting: Setting, epochs: int | None
+) -> bool:
+    """Add the trials of the other methods, score what is not trained, and train the rest.
+
+    Args:
+        methods: all but the first one.
+        trials: those of the first one, which has been scored; the others are added to it.
+        setting: what they are made of.
+        epochs: of the fine-tuning; None is limited by the time alone.
+
+    Returns:
+        Whether Ctrl-C has ended it; what has been done until then stays.
+    """
+    data = setting.data
+    output = setting.output
+    try:
+        parameter = output.fit(trials[0].watched(), data.fit.y, data.fit.weight)
+        setting = setting._replace(parameter=parameter)
+        for trial in _with_heartbeat(methods, setting):
+            _check_name(trial, trials, output)
+            trials.append(trial)
+            if trial.trained:
+                continue
+            with Heartbeat(trial.name, setting.say):
+                trial.try_states(data, output)
+            if not trial.fate:
+                setting.say(f"{trial.name}: NLL {trial.nll:.4f}")
+        fine_tune([trial for trial in trials if trial.trained], setting, epochs)
+    except KeyboardInterrupt:
+        setting.say("Interrupted: what has been trained so far is compared.")
+        return True
+    return False
+
+
+def _with_heartbeat(methods: Iterable[Method], setting: Setting) -> Iterator[Trial]:
+    """Yield the trials of methods, some of which take long to be made."""
+    for method in methods:
+        label = f"preparing {method.__name__.replace('_', ' ')}"
+        remaining = iter(method(setting))
+        while True:
+            with Heartbeat(label, setting.say):
+                trial = next(remaining, None)
+            if trial is None:
+                break
+            yield trial
+
+
+def _check_name(trial: Trial, trials: Iterable[Trial], output: Likelihood) -> None:
+    """Raise if a candidate of another trial has the name of this one."""
+    for other in trials:
+        if trial.name in [other.name + suffix for suffix in output.variants]:
+            raise ValueError(f"`candidates` must have other names than {trial.name!r}.")
+
+
+def _mark_untried(
+    trials: Iterable[Trial], minutes: float | None, say: Callable[[str], None]
+) -> None:
+    """Drop the trials that were never scored, and report those that `minutes` left out."""
+    untried = [trial for trial in trials if math.isinf(trial.nll) and not trial.fate]
+    for trial in untried:
+        trial.fate = "there was no time for it"
+    if untried and minutes is not None:
+        names = ", ".join(trial.name for trial in untried)
+        say(f"`minutes={minutes:g}` left untried: {names}. Give more to compare them.")
+
+
+def _report(
+    trials: Sequence[Trial], setting: Setting, doubts: Sequence[str], is_interrupted: bool
+) -> Report:
+    """Score the trials that are left on the examples of the selection, and choose one.
+
+    Args:
+        trials: all that were made.
+        setting: what they are made of.
+        doubts: what is wrong with the model as it is.
+        is_interrupted: whether Ctrl-C has ended the training.
+    """
+    data = setting.data
+    candidates = []
+    dropped = {}
+    best_epochs = []
+    for trial in trials:
+        if trial.fate:
+            dropped[trial.name] = trial.fate
+            continue
+        if trial.trained:
+            best_epochs.append(f"{trial.name}: {trial.epochs}")
+        with Heartbeat(f"scoring {trial.name}", setting.say):
+            candidates += _candidates(trial, setting.output, data)
+    notes = {
+        "training examples": setting.training.size,
+        "validation examples": data.shares,
+        "best epochs": ", ".join(best_epochs) or "none",
+        "interrupted": "yes" if is_interrupted else "no",
+        "doubts": " ".join(doubts) or "none",
+        "draws": setting.samples,
+        "seed": setting.seed,
+    }
+    return Report(
+        candidates=candidates,
+        dropped=dropped,
+        output=setting.output,
+        y=data.score.y,
+        notes=notes,
+        seed=setting.seed,
+        weight=data.score.weight,
+    )
 
 
 def _candidates(trial: Trial, output: Likelihood, data: Validation) -> list[Candidate]:
     """Return what a trial gives with and without a fitted parameter."""
-    start, fitted = time.monotonic(), list(output.variants.values())
-    raw, y, weight = trial.watched(), data.fit.y, data.fit.weight
-    parameters = [output.parameter(raw, y, is_fitted, weight) for is_fitted in fitted]
+    start = time.monotonic()
+    variants = output.variants.values()
+    raw = trial.watched()
+    weight = data.fit.weight
+    parameters = [output.parameter(raw, data.fit.y, fitted, weight) for fitted in variants]
     if data.folds is None:
         predictions = predict(trial, output, data.score, parameters)
     else:
-        predictions = [_cross_fitted(trial, output, data, fit) for fit in fitted]
-    seconds, found = trial.seconds, []
-    for suffix, parameter, x in zip(output.variants, parameters, predictions, strict=True):
-        nll = output.nll(x, data.score.y)
-        errors = errors_of(output, x, data.score.y)
-        found.append(Candidate(trial.name + suffix, trial, parameter, seconds, x, nll, errors))
+        predictions = [_cross_fitted(trial, output, data, fitted) for fitted in variants]
+    candidates = []
+    seconds = trial.seconds
+    for suffix, parameter, prediction in zip(output.variants, parameters, predictions, strict=True):
+        candidate = Candidate(
+            name=trial.name + suffix,
+            trial=trial,
+            parameter=parameter,
+            seconds=seconds,
+            prediction=prediction,
+            nll=output.nll(prediction, data.score.y),
+            errors=errors_of(output, prediction, data.score.y),
+        )
+        candidates.append(candidate)
+        # Those after the first have a fitted parameter, whose time counts for them alone.
         seconds = trial.seconds + time.monotonic() - start
-    return found
+    return candidates
 
 
 def _cross_fitted(trial: Trial, output: Likelihood, data: Validation, fitted: bool) -> np.ndarray:
     """Return predictions for all examples, by epochs and parameters chosen without their fold."""
     parts = []
-    for fold in range(FOLDS):
-        raw, others = trial.watched(fold), data.folds != fold
-        weight = data.fit.weight_of(others)
-        parameter = output.parameter(raw[others], data.fit.y[others], fitted, weight)
-        parts.append(output.predict(raw[~others], parameter))
-    order = np.argsort(data.folds, kind="stable")
-    return np.concatenate(parts)[np.argsort(order)]
+    for fold, is_kept in enumerate(data.without_each_fold()):
+        raw = trial.watched(fold)
+        weight = data.fit.weight_of(is_kept)
+        parameter = output.parameter(raw[is_kept], data.fit.y[is_kept], fitted, weight)
+        parts.append(output.predict(raw[~is_kept], parameter))
+    by_fold = np.argsort(data.folds, kind="stable")
+    original_order = np.argsort(by_fold)
+    return np.concatenate(parts)[original_order]

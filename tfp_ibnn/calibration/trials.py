@@ -2,150 +2,133 @@
 
 import dataclasses
 import functools
-import itertools
 import math
-import random
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
-from tfp_ibnn._core import keras_optimizers
-from tfp_ibnn._core.progress import Heartbeat, silent
-from tfp_ibnn.calibration.examples import FOLDS, Training, Validation, read
+from tfp_ibnn._core import checks
+from tfp_ibnn._core.progress import silent
+from tfp_ibnn.calibration.engine import Engine, State, copy_of_optimizer
+from tfp_ibnn.calibration.examples import Examples, Training, Validation, read
 from tfp_ibnn.conversion.convert import copy_of, to_stochastic
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.likelihoods import Likelihood
 from tfp_ibnn.posteriors import NormalAffine
-from tfp_ibnn.prediction import MonteCarlo
-from tfp_ibnn.training import Interrupts, two_speed
-from tfp_ibnn.training.callbacks import random_state_kept
+from tfp_ibnn.training import two_speed
 from tfp_ibnn.weights import Laplace, WeightPosterior
 from tfp_ibnn.weights.features import last_weighted_layer
 
 PRIOR_SCALES = (0.3, 0.1)
+"""Prior scales of the Gaussian posteriors."""
 BETAS = (1, 10, 100)
-PATIENCE = 2
-# Of Laplace: training examples at most; weights of a last layer whose covariance is full, at most;
-# weights and outputs of a network beyond which that of all weights is too slow; and factors of the
-# prior precision, since that of the marginal likelihood is too low for overfitted networks.
-EXAMPLES, FULL = 10_000, 2_000
-MOST_WEIGHTS, MOST_OUTPUTS = 1_000_000, 100
+"""Weights of the KL of the Gaussian posteriors."""
+
+EXAMPLES = 10_000
+"""`Laplace` is fitted to at most so many training examples."""
+FULL = 2_000
+"""A last layer of at most so many weights gets a full covariance."""
+MOST_WEIGHTS = 1_000_000
+"""A network of more weights is too slow for `Laplace` of all weights."""
+MOST_OUTPUTS = 100
+"""A network of more outputs is too slow for `Laplace` of all weights."""
 PRIOR_FACTORS = (1, 10, 100, 1000)
-
-_BATCH = 256
-State = list[np.ndarray]
-
-
-class Engine:
-    """A network or posterior that trials share, compiled once, by `training` if it is trained."""
-
-    def __init__(
-        self,
-        make: Callable[[], Any],
-        samples: int = 1,
-        training: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> None:
-        self._make = make
-        with random_state_kept():
-            random.seed(0)  # by which layers such as Dropout get their seeds
-            self.network = make()
-        self.options = {"samples": samples, "independent": samples == 1, **options}
-        # The outputs as they are, whatever they mean.
-        self._sampler = MonteCarlo(self.network, head="point", return_samples=True, **self.options)
-        self.samples = self._sampler.samples
-        self._variables = list(self.network.variables)
-        if training is not None:
-            self.network.compile(**training)
-            self.network.optimizer.build(self.network.trainable_variables)
-            self._variables += self.network.optimizer.variables
-
-    def read(self) -> State:
-        """Return weights, random states and the optimizer's variables."""
-        return [np.array(keras.ops.convert_to_numpy(x)) for x in self._variables]
-
-    def draw(self, state: State, x: Any) -> np.ndarray:
-        """Return the network's outputs (examples, draws, width) in a state."""
-        self._load(state)
-        count = len(keras.tree.flatten(x)[0])
-        if count % _BATCH:  # JAX would compile the prediction again for each size of a last batch
-            index = np.resize(np.arange(count), -(-count // _BATCH) * _BATCH)
-            x = keras.tree.map_structure(lambda part: part[index], x)
-        return self._sampler.predict(x, batch_size=_BATCH, verbose=0)["samples"][:count]
-
-    def train(self, state: State, fit: Callable[[keras.Model], None]) -> State:
-        """Return the state after some training."""
-        self._load(state)
-        fit(self.network)
-        return self.read()
-
-    def copy(self, state: State) -> Any:
-        """Return a network of its own in a state; a posterior over weights is the same one."""
-        with warnings.catch_warnings(action="ignore"):  # what the first one has said
-            network = self._make()
-        for variable, value in zip(network.variables, state, strict=False):
-            variable.assign(value)
-        return network
-
-    def _load(self, state: State) -> None:
-        for variable, value in zip(self._variables, state, strict=True):
-            variable.assign(value)
+"""Of the prior precision: that of the marginal likelihood is too low for overfitted networks."""
 
 
 @dataclasses.dataclass(eq=False)
 class Trial:
-    """What is compared: a state of an engine, unless it has a `fate` from the start."""
+    """What is compared: a state of an engine, unless it has a `fate` from the start.
+
+    Args:
+        name: the name of its candidate in the table.
+        engine: what draws its predictions; None if there is a `fate`.
+        trained: whether it is to be trained.
+        seconds: that it took so far.
+        epochs: after which it was best; 0 before any.
+        stopped: whether its training has ended.
+        fate: why it is not compared any more; "" while it is.
+        states: all that are tried, the best of which counts. Of what is trained, the first one.
+    """
 
     name: str
     engine: Engine | None = None
     trained: bool = False
     seconds: float = 0.0
-    epochs: int = 0  # after which it was best
+    epochs: int = 0
     stopped: bool = False
-    fate: str = ""  # why it is not compared any more
-    states: Sequence[State] = ()  # all that are tried, the best of which counts; or the first one
+    fate: str = ""
+    states: Sequence[State] = ()
 
     def __post_init__(self) -> None:
         if self.engine is not None:
             self.states = self.states or [self.engine.read()]
             self.state = self.best = self.states[0]
+        # The least NLL and its outputs: on all examples, then without each fold.
         self._scores: list[tuple[float, np.ndarray]] = []
 
     def leave_out(self, error: Exception) -> "Trial":
-        """Do not compare it, and say why."""
+        """Do not compare it, and warn of the reason."""
         self.fate = (str(error) or type(error).__name__).splitlines()[0]
-        warnings.warn(f"{self.name}: left out, since {self.fate}", stacklevel=4)
+        # Of `try_states`, the warning names the line that calls `calibrate`.
+        warnings.warn(f"{self.name}: left out, since {self.fate}", stacklevel=5)
         return self
+
+    def drop(self, reason: str) -> None:
+        """Do not compare it any more, and free the memory of its states."""
+        self.fate = reason
+        self.state = self.best = self.states = []
 
     @property
     def nll(self) -> float:
-        """The least that was watched."""
-        return self._scores[0][0] if self._scores else math.inf
+        """The least NLL so far, in nats; infinite before the first."""
+        if not self._scores:
+            return math.inf
+        nll, _ = self._scores[0]
+        return nll
 
     def watch(self, data: Validation, output: Likelihood) -> float:
-        """Return the NLL of this state; note which is best, and which without each fold.
+        """Score the present state; note whether it is the best, and the best without each fold.
 
-        At a fitted temperature: noise must not be chosen for what a temperature does as well.
+        The NLL is that at a fitted temperature: noise must not be chosen for what a temperature
+        does as well.
+
+        Args:
+            data: the examples to fit, and their folds.
+            output: what the network's outputs mean.
+
+        Returns:
+            The NLL on all examples, in nats.
+
+        Raises:
+            ValueError: if predictions are not finite.
         """
-        raw, y = self.engine.draw(self.state, data.fit.x), data.fit.y
-        parts = [np.ones(len(y), bool)]
-        parts += [data.folds != fold for fold in range(FOLDS)] if data.folds is not None else []
-        weights = [data.fit.weight_of(part) for part in parts]
-        now = [
-            output.best_nll(raw[part], y[part], weight)
-            for part, weight in zip(parts, weights, strict=True)
-        ]
-        self.best = self.state if now[0] < self.nll else self.best
-        pairs = zip(now, self._scores or [(math.inf, raw)] * len(now), strict=True)
-        self._scores = [(nll, raw) if nll < best[0] else best for nll, best in pairs]
-        return now[0]
+        raw = self.engine.draw(self.state, data.fit.x)
+        nlls = [output.best_nll(raw, data.fit.y, data.fit.weight)]
+        for is_kept in data.without_each_fold():
+            weight = data.fit.weight_of(is_kept)
+            nlls.append(output.best_nll(raw[is_kept], data.fit.y[is_kept], weight))
+        if nlls[0] < self.nll:
+            self.best = self.state
+        scores = list(self._scores) or [(math.inf, raw)] * len(nlls)
+        for place, nll in enumerate(nlls):
+            least, _ = scores[place]
+            if nll < least:
+                scores[place] = (nll, raw)
+        self._scores = scores
+        return nlls[0]
 
     def try_states(self, data: Validation, output: Likelihood) -> None:
-        """Watch all states of what is not trained; a failure costs no other trial."""
+        """Watch all states of what is not trained; a failure costs no other trial.
+
+        Args:
+            data: the examples to fit, and their folds.
+            output: what the network's outputs mean.
+        """
         try:
             for state in self.states:
                 self.state = state
@@ -154,8 +137,13 @@ class Trial:
             self.leave_out(error)
 
     def watched(self, fold: int = -1) -> np.ndarray:
-        """Return the outputs that were watched in the best state, or the best without a fold."""
-        return self._scores[1 + fold][1]
+        """Return the outputs (examples, draws, width) that were watched in the best state.
+
+        Args:
+            fold: take the state that was best without this fold; -1 takes the best on all examples.
+        """
+        _, raw = self._scores[1 + fold]
+        return raw
 
 
 class Setting(NamedTuple):
@@ -175,38 +163,47 @@ class Setting(NamedTuple):
     parameter: Any = None  # the fitted one of the model as it is
 
 
+def deadline(minutes: float | None) -> float:
+    """Return the time of `time.monotonic` in so many minutes, or infinity for None; or raise."""
+    if minutes is None:
+        return math.inf
+    return time.monotonic() + 60 * checks.positive("minutes", minutes)
+
+
 def deterministic(setting: Setting) -> Iterator[Trial]:
     """Give the model as it is, and trained on: what others must beat to be worth their draws."""
-    training = {"optimizer": _same(setting.optimizer), "loss": setting.loss}
-    engine = Engine(lambda: copy_of(setting.model), training=training, seed=setting.seed)
+    training = {"optimizer": copy_of_optimizer(setting.optimizer), "loss": setting.loss}
+    make = functools.partial(copy_of, setting.model)
+    engine = Engine(make, training=training, seed=setting.seed)
     yield Trial("as it is", engine)
     yield Trial("fine-tuned", engine, trained=True)
 
 
 def mc_dropout(setting: Setting) -> Iterator[Trial]:
     """Give the model with its dropout left on, if it has any."""
+    make = functools.partial(copy_of, setting.model)
     with warnings.catch_warnings(action="ignore"):  # of models without dropout
-        options = {"dropout": True, "seed": setting.seed}
-        engine = Engine(lambda: copy_of(setting.model), setting.samples, **options)
+        engine = Engine(make, setting.samples, dropout=True, seed=setting.seed)
     if engine.samples > 1:
         yield Trial("MC dropout", engine)
 
 
 def gaussian(setting: Setting) -> Iterator[Trial]:
     """Give Gaussian posteriors of several prior scales and weights of the KL."""
-    noise_scale = setting.output.noise_scale(setting.parameter)
-    size = setting.training.size
-    rate = 5 * float(keras.ops.convert_to_numpy(setting.optimizer.learning_rate))
-    convert = functools.partial(to_stochastic, setting.model, train_size=size, seed=setting.seed)
     for scale in PRIOR_SCALES:
-        posterior = NormalAffine(prior_scale=scale, initial_scale=scale, beta=1)
-        optimizer = two_speed(_same(setting.optimizer), stochastic_lr=rate)
-        training = {"optimizer": optimizer, "loss": setting.loss, "noise_scale": noise_scale}
-        options = {"training": training, "seed": setting.seed}
+        make = functools.partial(
+            to_stochastic,
+            setting.model,
+            NormalAffine(prior_scale=scale, initial_scale=scale, beta=1),
+            train_size=setting.training.size,
+            seed=setting.seed,
+        )
+        training = _training_of_posteriors(setting)
+        # The warnings of the first conversion are enough.
+        action = None if scale == PRIOR_SCALES[0] else "ignore"
         try:
-            # What the first one has said is enough.
-            with warnings.catch_warnings(action=None if scale == PRIOR_SCALES[0] else "ignore"):
-                engine = Engine(lambda own=posterior: convert(own), setting.samples, **options)
+            with warnings.catch_warnings(action=action):
+                engine = Engine(make, setting.samples, training, seed=setting.seed)
         except ValueError as error:
             yield Trial("Gaussian").leave_out(error)
             return
@@ -216,124 +213,93 @@ def gaussian(setting: Setting) -> Iterator[Trial]:
             yield Trial(f"Gaussian, prior {scale}, beta {beta}", engine, trained=True)
 
 
+def _training_of_posteriors(setting: Setting) -> dict[str, Any]:
+    """Return the arguments of `compile`: the posteriors' parameters have five times the rate."""
+    rate = float(keras.ops.convert_to_numpy(setting.optimizer.learning_rate))
+    optimizer = copy_of_optimizer(setting.optimizer)
+    return {
+        "optimizer": two_speed(optimizer, stochastic_lr=5 * rate),
+        "loss": setting.loss,
+        "noise_scale": setting.output.noise_scale(setting.parameter),
+    }
+
+
 def given(setting: Setting) -> Iterator[Trial]:
     """Give the candidates of the user."""
     for name, posterior in setting.candidates.items():
-        engine = Engine(lambda own=posterior: own, setting.samples, seed=setting.seed)
-        yield Trial(name, engine)
+        yield Trial(name, _posterior_engine(setting, posterior))
+
+
+def _posterior_engine(setting: Setting, posterior: WeightPosterior) -> Engine:
+    return Engine(lambda: posterior, setting.samples, seed=setting.seed)
 
 
 def laplace(setting: Setting) -> Iterator[Trial]:
     """Give Gaussians around the trained weights, of the last layer and of all, linearised."""
-    for subset, name in {"last_layer": "last layer", "all": "all weights"}.items():
-        trial = Trial(f"Laplace, {name}")
+    subsets = {"Laplace, last layer": "last_layer", "Laplace, all weights": "all"}
+    for name, subset in subsets.items():
+        trial = Trial(name)
         try:
             if time.monotonic() < setting.end:
-                trial = _laplace(setting, trial.name, subset)
+                trial = _laplace_trial(setting, name, subset)
         except Exception as error:  # whatever it is, it costs this candidate only
             trial.leave_out(error)
         yield trial
 
 
-def _laplace(setting: Setting, name: str, subset: str) -> Trial:
-    model, output, start = setting.model, setting.output, time.monotonic()
-    size, structure = model.count_params(), "kron"
-    if subset == "last_layer":
-        structure = "full" if last_weighted_layer(model).count_params() <= FULL else "kron"
-    elif size > MOST_WEIGHTS or output.width > MOST_OUTPUTS:
-        limits = f"{MOST_WEIGHTS:,} weights and {MOST_OUTPUTS} outputs"
-        raise ValueError(f"it is for at most {limits}; got {size:,} and {output.width}.")
+def _laplace_trial(setting: Setting, name: str, subset: str) -> Trial:
+    """Return a trial of a fitted `Laplace`, with a state for each of its prior precisions."""
+    start = time.monotonic()
+    structure = _hessian_structure(setting, subset)
     if setting.training.has_weights:
         raise ValueError("it takes no weights of training examples.")
     every = -(-setting.training.size // EXAMPLES)
-    examples = read(setting.training.data, model, output, "train", every)
-    # A temperature below 1 makes up for the examples that are not used.
-    options = {"temperature": len(examples.y) / setting.training.size, **output.head}
-    options |= {"prior_precision": "marglik"}  # the larger ones are compared below
+    examples = read(setting.training.data, setting.model, setting.output, "train", every)
     with warnings.catch_warnings(action="ignore"):  # of what the comparison shows
-        posterior = Laplace(copy_of(model), subset, structure, **options)
-        posterior.fit(examples.x, examples.y, verbose=0)
-        engine = Engine(lambda: posterior, setting.samples, seed=setting.seed)
-    state, prior = engine.read(), posterior.prior_precision
-    place = [variable is prior for variable in posterior.variables].index(True)
-    states = [[*state[:place], x * state[place], *state[place + 1 :]] for x in PRIOR_FACTORS]
+        posterior = _fitted_laplace(setting, examples, subset, structure)
+        engine = _posterior_engine(setting, posterior)
+    state = engine.read()
+    is_prior = [variable is posterior.prior_precision for variable in posterior.variables]
+    place = is_prior.index(True)
+    states = []
+    for factor in PRIOR_FACTORS:
+        changed = list(state)
+        changed[place] = factor * state[place]
+        states.append(changed)
     return Trial(name, engine, seconds=time.monotonic() - start, states=states)
 
 
-METHODS = (deterministic, given, mc_dropout, laplace, gaussian)
+def _hessian_structure(setting: Setting, subset: str) -> str:
+    """Return the structure of the Hessian for these weights, or raise if it would be too slow."""
+    if subset == "last_layer":
+        is_small = last_weighted_layer(setting.model).count_params() <= FULL
+        return "full" if is_small else "kron"
+    size = setting.model.count_params()
+    width = setting.output.width
+    if size > MOST_WEIGHTS or width > MOST_OUTPUTS:
+        raise ValueError(
+            f"it is for at most {MOST_WEIGHTS:,} weights and {MOST_OUTPUTS} outputs; "
+            f"got {size:,} and {width}."
+        )
+    return "kron"
+
+
+def _fitted_laplace(setting: Setting, examples: Examples, subset: str, structure: str) -> Laplace:
+    posterior = Laplace(
+        copy_of(setting.model),
+        subset,
+        structure,
+        # The larger prior precisions are compared as states.
+        prior_precision="marglik",
+        # A temperature below 1 makes up for the examples that are not used.
+        temperature=len(examples.y) / setting.training.size,
+        **setting.output.head,
+    )
+    posterior.fit(examples.x, examples.y, verbose=0)
+    return posterior
+
+
+Method = Callable[[Setting], Iterable[Trial]]
+
+METHODS: Sequence[Method] = (deterministic, given, mc_dropout, laplace, gaussian)
 """A new method is one more function here."""
-
-
-def fine_tuning_optimizer(model: keras.Model, given: Any) -> keras.optimizers.Optimizer:
-    """Return the optimizer given, or a copy of the model's own at a tenth of its rate.
-
-    A schedule gives a tenth of its present value, and at least a thousandth of its largest so far,
-    since many end at 0.
-    """
-    own = model.optimizer if model.compiled else None
-    if given is not None or own is None:
-        return keras.optimizers.get(given or keras.optimizers.Adam(1e-4))
-    own = getattr(own, "inner_optimizer", own)  # of one that scales losses
-    if keras_optimizers.has_many_parts(own):
-        remedy = "give one, such as optimizer=keras.optimizers.Adam(1e-4)"
-        raise ValueError(f"`model` has several optimizers: {remedy}.")
-    config = own.get_config()
-    rate = float(keras.ops.convert_to_numpy(own.learning_rate))
-    if isinstance(config["learning_rate"], dict):
-        schedule = keras.optimizers.schedules.deserialize(config["learning_rate"])
-        steps = np.linspace(0, int(keras.ops.convert_to_numpy(own.iterations)), 101)
-        largest = max(float(keras.ops.convert_to_numpy(schedule(step))) for step in steps)
-        rate = max(rate, largest / 100)
-    return type(own).from_config({**config, "learning_rate": rate / 10})
-
-
-def fine_tune(trials: Sequence[Trial], setting: Setting, epochs: int | None) -> None:
-    """Train trials epoch by epoch; of those that draw, drop the worse half after each."""
-    running, round_time = list(trials), 0.0
-    of = "" if epochs is None else f" of {epochs}"
-    with Interrupts() as interrupts:
-        for epoch in itertools.islice(itertools.count(1), epochs):
-            start = time.monotonic()
-            if not running:
-                break
-            if start + round_time > setting.end:
-                _end_by_time(running, setting, f"epoch {epoch}{of} is not begun")
-                break
-            for number, trial in enumerate(running):
-                if time.monotonic() > setting.end:
-                    _end_by_time(running[number:], setting, f"epoch {epoch}{of} is not finished")
-                    return
-                with Heartbeat(f"epoch {epoch}{of}: {trial.name}", setting.say):
-                    _one_epoch(trial, setting, epoch, interrupts)
-            round_time = time.monotonic() - start
-            rivals = [x for x in trials if x.engine.samples > 1 and not x.fate]
-            for trial in sorted(rivals, key=lambda x: x.nll)[max(2, -(-len(rivals) // 2)) :]:
-                trial.fate = f"NLL {trial.nll:.4f} after epoch {epoch}"
-                trial.state = trial.best = trial.states = []  # which take memory
-                setting.say(f"epoch {epoch}: {trial.name} is dropped")
-            running = [x for x in running if not x.fate and not x.stopped]
-
-
-def _end_by_time(left: Sequence[Trial], setting: Setting, what: str) -> None:
-    """Say that `minutes` ended the training, and of which trials."""
-    names = ", ".join(trial.name for trial in left)
-    setting.say(f"`minutes` ended the training: {what} for {names}.")
-
-
-def _one_epoch(trial: Trial, setting: Setting, epoch: int, interrupts: Interrupts) -> None:
-    start, before, training = time.monotonic(), trial.nll, setting.training
-    trial.state = trial.engine.train(trial.state, lambda x: training.epoch(x, epoch, interrupts))
-    try:
-        nll = trial.watch(setting.data, setting.output)
-    except ValueError as error:  # of predictions that are not finite
-        trial.stopped, trial.fate = True, "" if trial.epochs else str(error)
-        setting.say(f"epoch {epoch}: {trial.name} is stopped: {error}")
-        return
-    trial.epochs = epoch if nll < before else trial.epochs
-    trial.stopped = epoch - trial.epochs >= PATIENCE
-    trial.seconds += time.monotonic() - start
-    setting.say(f"epoch {epoch}: {trial.name}: NLL {nll:.4f}, {trial.seconds:.0f} s")
-
-
-def _same(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    return type(optimizer).from_config(optimizer.get_config())

@@ -1,0 +1,103 @@
+"""A network, or a posterior over weights, that draws predictions in any of its states."""
+
+import random
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfp_ibnn.prediction import MonteCarlo
+from tfp_ibnn.training.callbacks import random_state_kept
+
+State = list[np.ndarray]
+"""The values of an engine's variables."""
+
+_BATCH = 256
+
+
+class Engine:
+    """A network or a posterior over weights, compiled once and shared by several trials.
+
+    Args:
+        make: returns the network or posterior; called once here, and once for each `copy`.
+        samples: draws of a prediction; 1 for a network without randomness.
+        training: arguments of the network's `compile`, if it is trained; None if it is not.
+        **options: further arguments of `MonteCarlo`, such as `seed`.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        samples: int = 1,
+        training: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self._make = make
+        with random_state_kept():
+            random.seed(0)  # by which layers such as Dropout get their seeds
+            self.network = make()
+        self.options = {"samples": samples, "independent": samples == 1, **options}
+        # The outputs as they are, whatever they mean.
+        self._sampler = MonteCarlo(self.network, head="point", return_samples=True, **self.options)
+        self.samples = self._sampler.samples
+        self._variables = list(self.network.variables)
+        if training is not None:
+            self.network.compile(**training)
+            self.network.optimizer.build(self.network.trainable_variables)
+            self._variables += self.network.optimizer.variables
+
+    def read(self) -> State:
+        """Return weights, random states and the optimizer's variables."""
+        return [np.array(keras.ops.convert_to_numpy(variable)) for variable in self._variables]
+
+    def draw(self, state: State, x: Any) -> np.ndarray:
+        """Return the network's outputs in a state.
+
+        Args:
+            state: from `read` or `train`.
+            x: inputs, an array or a structure of arrays.
+
+        Returns:
+            (examples, draws, width).
+        """
+        self._load(state)
+        count = len(keras.tree.flatten(x)[0])
+        if count % _BATCH:
+            # Examples are repeated up to a full batch: JAX would compile the prediction again
+            # for each size of a last batch.
+            full_batches = -(-count // _BATCH)
+            index = np.resize(np.arange(count), full_batches * _BATCH)
+            x = keras.tree.map_structure(lambda part: part[index], x)
+        prediction = self._sampler.predict(x, batch_size=_BATCH, verbose=0)
+        return prediction["samples"][:count]
+
+    def train(self, state: State, fit: Callable[[keras.Model], None]) -> State:
+        """Return the state after some training.
+
+        Args:
+            state: from `read` or `train`; the training starts there.
+            fit: trains the compiled network it is given.
+        """
+        self._load(state)
+        fit(self.network)
+        return self.read()
+
+    def copy(self, state: State) -> Any:
+        """Return a new network in a state; a posterior over weights is returned itself."""
+        with warnings.catch_warnings(action="ignore"):  # given when the first one was made
+            network = self._make()
+        # A state ends with the optimizer's variables, which the new network does not have.
+        for variable, value in zip(network.variables, state, strict=False):
+            variable.assign(value)
+        return network
+
+    def _load(self, state: State) -> None:
+        for variable, value in zip(self._variables, state, strict=True):
+            variable.assign(value)
+
+
+def copy_of_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Return an optimizer of the same settings, without variables."""
+    return type(optimizer).from_config(optimizer.get_config())

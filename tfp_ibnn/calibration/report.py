@@ -88,11 +88,11 @@ class Report:
             with these keys:
 
             - for a classifier "accuracy", "NLL" (nats), "Brier", "ECE" and "ECE floor", the ECE of
-              a perfectly calibrated model on as many examples; for a regression "RMSE", "NLL"
-              (nats), "CRPS" and "90 % coverage";
+                a perfectly calibrated model on as many examples; for a regression "RMSE", "NLL"
+                (nats), "CRPS" and "90 % coverage";
             - "T", the temperature; for a regression "scale" or "factor", of the standard deviation;
             - "behind best": how much larger the NLL is than the lowest, ± the standard error of the
-              difference, or "best";
+                difference, or "best";
             - "draws" of a prediction;
             - "seconds" that fitting and training took;
             - "parameters": the number of the network's weights.
@@ -167,12 +167,12 @@ class Report:
             A dict with these keys, whose numbers are rounded to four places:
 
             - "coverage of 90 % sets": the share of the truth in conformal sets, or intervals,
-              fitted to one half of the examples and scored on the other;
+                fitted to one half of the examples and scored on the other;
             - "share answered at 1 % error": of the examples of a classifier, the share whose class
-              can be answered, the others being passed on, with an error of at most 1 %;
+                can be answered, the others being passed on, with an error of at most 1 %;
             - "left out": why one of these is missing, such as too few examples;
             - "OOD AUROC against NAME", for each of `ood`: how well the entropy, of a regression the
-              epistemic variance, separates it from the examples;
+                epistemic variance, separates it from the examples;
             - "OOD AUROC": that it was left out, without `ood`.
 
         Raises:

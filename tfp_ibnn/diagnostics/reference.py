@@ -41,7 +41,7 @@ class Reference:
             - "divergences": the number of steps that diverged;
             - "R-hat, largest": over all numbers; near 1 if the chains agree;
             - "effective draws, fewest" and "effective draws, median": how many independent draws
-              are worth as much as these, over all numbers;
+                are worth as much as these, over all numbers;
             - "seconds": the time that the chains took, the fit of their Gaussian included.
         """
         return self.seen

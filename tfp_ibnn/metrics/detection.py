@@ -100,7 +100,7 @@ def ood_scores(known: Any, unknown: Any) -> dict[str, float]:
         - "auroc": the area under the ROC curve, see `auroc`; higher is better;
         - "aupr": the average precision, see `aupr`; higher is better;
         - "fpr95": the false positive rate at a true positive rate of 95 %, see `fpr_at_95_tpr`;
-          lower is better.
+            lower is better.
 
     Example:
         >>> import tfp_ibnn as ibnn

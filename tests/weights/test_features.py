@@ -126,6 +126,18 @@ def test_the_last_layer_is_the_network(end, loss, kind, activation):
         np.testing.assert_allclose(row, last.likelihood.log_prob(own, y), rtol=1e-4, atol=1e-4)
 
 
+def test_an_operation_may_end_the_network():
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, ops.log_softmax(layers.Dense(3)(inputs)))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    last = LastLayer(model)
+    assert last.likelihood.end == "log_softmax"
+    x = Z.astype("float32")
+    values, _ = last.cache(x, np.zeros(5), verbose=0)
+    outputs = last.likelihood.outputs(last.logits(values))
+    np.testing.assert_allclose(outputs, ops.convert_to_numpy(model(x)), atol=1e-6)
+
+
 def own_softmax(x):
     return ops.softmax(x / 2)
 

@@ -258,8 +258,8 @@ def _classifier(
             )
     if head == "sigmoid":
         return Labels(from_logits, width)
-    is_log = from_logits and activation == "log_softmax"
-    if is_log and own_activation(output_layer(model)) == "log_softmax":
+    layer = output_layer(model)  # or an operation of keras.ops, which has no `activation`
+    if from_logits and layer is not None and own_activation(layer) == "log_softmax":
         return Categorical(from_logits, width, end="log_softmax")
     return Categorical(from_logits, width)
 

@@ -120,6 +120,7 @@ BAD_DATA = {
     r"`train` has inputs \(160, 2\) for 100 targets": lambda x, y: {"train": (x, y[:100])},
     r"`train` must give \(x, y\)": lambda x, y: {"train": (x,)},
     "Give arrays x and y, .*; `train` is a dict": lambda x, y: {"train": {"x": x}},
+    "Give arrays x and y, .*; `train` is a ndarray": lambda x, y: {"train": x},
     "`train` holds no examples": lambda x, y: {"train": (x[:0], y[:0])},
     "`samples` must be a whole number of at least 2": lambda x, y: {"samples": 1},
     "`epochs` must be a whole number": lambda x, y: {"epochs": 0},

@@ -88,7 +88,7 @@ def read_batches(data: Any, name: str) -> Iterator[Examples]:
         data: arrays (x, y) or (x, y, weight), or a dataset that can be read again.
         name: what the user calls it, for errors.
     """
-    if data and isinstance(data, (tuple, list)):
+    if isinstance(data, (tuple, list)) and data:
         yield Examples.of(data, name)
         return
     _, batches = dataset_batches(data, name)

@@ -122,7 +122,8 @@ def preprocessing(
     )
     if not augment:
         return [normalize]
-    shift = RandomShift(padding, seed, name="shift")
     mirror_seed = None if seed is None else seed + 1
+    # The mirror first: without a seed, each takes the next one of Python's `random`.
     mirror = RandomMirror(mirror_seed, name="mirror")
+    shift = RandomShift(padding, seed, name="shift")
     return [shift, mirror, normalize]

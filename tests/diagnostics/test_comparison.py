@@ -38,6 +38,9 @@ def test_a_report_compares_with_a_reference(linear):
     assert len(scores) == 4
     assert scores["largest error of a mean"][0] == pytest.approx(2, abs=0.1)
     assert scores["largest error of a mean"][1] < 0.1
+    # The `target` of a posterior such as `LastLayerHMC` is a method, not a density.
+    posterior = types.SimpleNamespace(samples=lambda: samples[:, :100], target=lambda x, y: x)
+    assert len(diagnostics.report(wide, posterior).scores) == 4
     with pytest.raises(ValueError, match="`posterior` has 2 numbers, `reference` 3"):
         diagnostics.report(samples[..., :2], samples)
 

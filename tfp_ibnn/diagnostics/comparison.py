@@ -165,7 +165,8 @@ def report(
             f"`posterior` has {draws.shape[1]} numbers, `reference` {first_half.shape[1]}."
         )
     if target is None:
-        target = getattr(reference, "target", None)
+        # Of a posterior such as `LastLayerHMC`, `target` is a method, and has no values.
+        target = getattr(getattr(reference, "target", None), "values", None)
     has_samples = hasattr(posterior, "samples") or isinstance(posterior, np.ndarray)
     scores = {}
     if target is not None and not has_samples:

@@ -6,8 +6,8 @@ import keras
 import numpy as np
 
 from tfp_ibnn._core import checks
+from tfp_ibnn.data.examples import check_finite
 from tfp_ibnn.generative.unsupervised import is_nested
-from tfp_ibnn.weights.features import check_finite
 
 
 def size_of_condition(condition: Any) -> int | None:

@@ -49,7 +49,7 @@ def status(key):
 
 
 def tfp_layers(group, rounds, seed):
-    """Return the rows of TensorFlow Probability's own layers in a group of comparison.
+    """Return the rows of TensorFlow Probability's own layers in a group of cases.
 
     They are of Keras 2 (TF_USE_LEGACY_KERAS=1), and so is the deterministic LeNet.
     """

@@ -112,7 +112,7 @@ class LowRank(_Eigenvectors):
             warnings.warn(
                 f"The eigenvalues of 'lowrank' still change after {self.passes} passes: they are "
                 "close together. Take a larger `rank`.",
-                stacklevel=4,
+                stacklevel=5,
             )
         return last_pass, [basis @ vectors[:, -self._rank :], largest]
 

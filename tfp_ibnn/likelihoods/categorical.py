@@ -222,7 +222,8 @@ def classes(y: Any, count: int, what: str, one_hot: bool | None = None) -> np.nd
     if y.ndim != 1:
         raise ValueError(f"{what} must have the shape (N,); got {y.shape}.")
     is_class = lambda y: np.isin(y, np.arange(count))  # noqa: E731
-    check_each(y, is_class, what, f"whole numbers from 0 to {count - 1}")
+    known = "0 or 1" if count == 2 else f"whole numbers from 0 to {count - 1}"
+    check_each(y, is_class, what, known)
     return y.astype(int)
 
 

@@ -124,7 +124,11 @@ class _Comparison:
         """Compare layers, or operations such as an addition."""
         where = repr(other.name)
         yield from self._classes(type(one), type(other), f"the class of {where}")
-        yield from self._attributes(_state(one), _state(other), where)
+        state = _state(one)
+        other_state = _state(other)
+        _add_inherited(one, state, other_state)
+        _add_inherited(other, other_state, state)
+        yield from self._attributes(state, other_state, where)
         graph = keras_internals.graph_of(one)
         other_graph = keras_internals.graph_of(other)
         if graph is not None and other_graph is not None:
@@ -262,6 +266,17 @@ def _state(layer: Any) -> dict[str, Any]:
         state["trainable"] = layer.trainable
         state["activity_regularizer"] = layer.activity_regularizer
     return state
+
+
+def _add_inherited(layer: Any, state: dict[str, Any], other_state: dict[str, Any]) -> None:
+    """Add to a state what only the other one has, if the class of the layer has it as well.
+
+    TensorFlow does not set an attribute that is the very object that the class has, and the same
+    string may or may not be the same object.
+    """
+    for name in other_state.keys() - state.keys():
+        if hasattr(type(layer), name):
+            state[name] = getattr(layer, name)
 
 
 def _is_array(x: Any) -> bool:

@@ -16,7 +16,7 @@ def imported(path):
 def test_only_plots_import_matplotlib():
     root = Path(tfp_ibnn.__file__).parent
     # The reports of `calibrate` and of diagnostics import them when they draw.
-    drawing = {"plots", "report.py", "comparison.py"}
+    drawing = {"plots", "figures.py", "report.py", "comparison.py"}
     files = [path for path in root.rglob("*.py") if not drawing & {*path.relative_to(root).parts}]
     names = {name for path in files for name in imported(path)}
     assert "tfp_ibnn.posteriors.Posterior" in names

@@ -92,3 +92,12 @@ def test_they_are_saved(tmp_path):
     again = keras.models.load_model(tmp_path / "m.keras").layers[-1]
     assert type(again) is ibnn.layers.MeanFieldLayer
     assert again.posterior.get_config() == layer.posterior.get_config()
+
+
+@pytest.mark.parametrize("sides", ["input", "both"])
+def test_the_penalty_on_the_output_is_in_the_config(sides):
+    posterior = ibnn.NormalAffine(sides=sides)
+    options = {"activity_regularizer": "l2", "posterior": posterior, "train_size": 10}
+    for layer in (ibnn.StochasticDense(2, **options), ibnn.StochasticConv2D(2, 3, **options)):
+        again = type(layer).from_config(layer.get_config())
+        assert again.layer.activity_regularizer is not None

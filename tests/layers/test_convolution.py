@@ -149,6 +149,18 @@ def test_only_the_first_layer_is_shared_and_only_if_it_is_called_once():
     assert not ibnn.MonteCarlo(at_each_pixel, 2, from_logits=True)._sampler._first
 
 
+def test_a_subclass_with_a_product_of_its_own_shares_no_work():
+    class Doubled(ibnn.Stochastic):
+        def apply(self, inputs, latent, groups=None, mask=None, training=False):
+            return 2 * super().apply(inputs, latent, groups, mask, training)
+
+    inputs = keras.Input((8, 8, 3))
+    for kind in (ibnn.Stochastic, Doubled):
+        layer = kind(keras.layers.Conv2D(4, 3), ibnn.NormalAffine(), 10)
+        layer.build(inputs.shape)
+        assert layer.shares_work(inputs) == (kind is ibnn.Stochastic)
+
+
 @pytest.mark.slow
 @pytest.mark.once
 def test_an_activation_with_weights_is_trained_under_xla():

@@ -143,6 +143,35 @@ def test_a_subclass_is_its_own_mean_without_noise(kind, flows):
     np.testing.assert_allclose(draw.z, np.broadcast_to(posterior.mean(), (4, 3)), rtol=1e-6)
 
 
+class Cube:
+    """Another way to draw, which a posterior may mix in."""
+
+    def transform(self, noise, component=None, training=False):
+        draw = super().transform(noise, component, training)
+        return draw._replace(z=draw.z**3)
+
+
+def test_draws_of_a_mixin_are_draws_of_its_own():
+    class Mixed(Cube, ibnn.FlowPosterior):
+        pass
+
+    assert not Mixed().is_centered
+    posterior = Mixed([ibnn.flows.Planar()])
+    posterior.build((None, 3))
+    assert posterior.fixed_noise() is None
+
+
+def test_a_flow_with_a_map_of_its_own_sees_no_other_draws_in_training():
+    class Centered(ibnn.flows.Planar):
+        def forward_and_log_det(self, x, condition=None, training=False):
+            return x - ops.mean(x, axis=0), ops.zeros_like(x[..., 0])
+
+    posterior = ibnn.FlowPosterior([Centered()])
+    posterior.build((None, 3))
+    assert posterior.fixed_noise(training=True) is None
+    assert posterior.fixed_noise() is not None
+
+
 class WideFirst(ibnn.FlowPosterior):
     """A posterior whose prior is wider in its first channel."""
 

@@ -46,6 +46,7 @@ class _StochasticPlain(Stochastic):
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         del config["layer"]
+        config.pop("activity_regularizer", None)  # that of the layer inside counts
         inner = self.layer.get_config()
         own = {"dtype": inner["dtype"], "layer_trainable": inner["trainable"]}
         return {**inner, **config, **own}

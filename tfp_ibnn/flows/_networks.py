@@ -55,8 +55,10 @@ class Conditioner(Conditional):
         self.parts = parts
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
+        # Made for a given network too: it takes a seed, and the next ones would be others.
+        normal = keras.initializers.RandomNormal(stddev=1.0)
         if self.inner is None:
-            self._add_hidden_layer(input_shape[-1])
+            self._add_hidden_layer(input_shape[-1], normal)
         else:
             self.inner.build(input_shape)
             self.hidden = self.inner.features
@@ -65,11 +67,11 @@ class Conditioner(Conditional):
         )
         self.output_bias = self.add_parameter("output_bias", (self.parts, self.outputs), "zeros")
 
-    def _add_hidden_layer(self, inputs: int) -> None:
+    def _add_hidden_layer(self, inputs: int, normal: keras.initializers.Initializer) -> None:
         self.kernel = self.add_parameter(
             "kernel",
             (inputs, self.hidden),
-            keras.initializers.RandomNormal(stddev=1.0),
+            normal,
             conditional=False,
         )
         # With biases at 0 all kinks were at 0; wider ones would decide alone which units are on.

@@ -47,7 +47,10 @@ class Flow(SavesRandomState, Conditional):
     """Whether the log-determinant is exact, or else random and unbiased, by `seed_generator`."""
 
     mixes_draws: ClassVar[bool] = False
-    """Whether what becomes of a draw in training depends on the others, as by batch statistics."""
+    """Whether what becomes of a draw in training depends on the others, as by batch statistics.
+
+    It is assumed of a class with a `forward_and_log_det` of its own that does not declare it.
+    """
 
     stackable: ClassVar[bool] = False
     """Whether `bijector_of` is all that the flow does with its weights, so that `Stack` takes it.
@@ -59,6 +62,9 @@ class Flow(SavesRandomState, Conditional):
         super().__init_subclass__(**kwargs)
         if "stackable" not in vars(cls):
             cls.stackable = False
+        is_its_own = cls.forward_and_log_det is not Flow.forward_and_log_det
+        if is_its_own and "mixes_draws" not in vars(cls):
+            cls.mixes_draws = True
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs["dtype"] = full_precision(kwargs.get("dtype"))

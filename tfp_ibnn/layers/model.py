@@ -59,7 +59,7 @@ class StochasticModel(NoiseModel, keras.Model):
                 f"The class {name!r} is not known, so the model trains and evaluates as Keras's "
                 "do: give load_model(..., custom_objects={...}), or register the class with "
                 "keras.saving.register_keras_serializable().",
-                stacklevel=2,
+                stacklevel=3,  # behind the decorator
             )
         return super().from_config(config, custom_objects)
 

@@ -61,8 +61,16 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
     """Makes the posterior of a layer that is given none; the room of posteriors sets it."""
 
     is_plain_product: ClassVar[bool] = True
-    """Whether the output is layer(z * x), by the `call` and `apply` of this class. A subclass with
-    another one sets it to False; its work is then not shared by draws."""
+    """Whether the output is layer(z * x), by the `call` and `apply` of this class.
+
+    It is False for a class with another one that does not declare it; draws then share no work.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        is_its_own = cls.call is not Stochastic.call or cls.apply is not Stochastic.apply
+        if is_its_own and "is_plain_product" not in vars(cls):
+            cls.is_plain_product = False
 
     def __init__(
         self,

@@ -51,7 +51,7 @@ class Posterior(ZTemplate, Template):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "prior" in vars(cls):
+        if cls.prior is not Posterior.prior:  # of a mixin, perhaps
             cls.has_own_prior = True
 
     def __init__(

@@ -59,7 +59,8 @@ class FlowPosterior(Posterior):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "transform" in vars(cls) or "mean" in vars(cls):
+        own_transform = cls.transform is not FlowPosterior.transform  # of a mixin, perhaps
+        if own_transform or cls.mean is not FlowPosterior.mean:
             cls.has_own_draws = True
 
     def __init__(

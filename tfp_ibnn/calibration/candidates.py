@@ -55,9 +55,9 @@ def choose(
 ) -> int:
     """Return the cheapest candidate within one standard error of the best.
 
-    Of all that cost the same, it is the one of the lowest NLL, even if that one is not within. The
-    standard error is that of the mean difference from the best, and small for what resembles it:
-    the cheapest within may be worse than an equally cheap one beyond.
+    Ties in cost go to the lowest NLL, even of a candidate beyond that error: the error is that of
+    the mean difference from the best, and small for what resembles the best, so the cheapest within
+    it may be worse than an equally cheap one beyond.
 
     Args:
         nll: of each candidate, (examples,), in nats.

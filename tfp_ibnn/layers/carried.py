@@ -58,7 +58,7 @@ def carrying(kind: type, own: type, is_around: bool) -> type:
 
 
 def _structure_of_keras() -> type[keras.Model]:
-    """Return a class of what a wrapping model takes from Keras, not from the model inside."""
+    """Return a class with what a wrapping model takes from Keras, not from the model inside."""
     structure = {name: inspect.getattr_static(keras.Model, name) for name in _STRUCTURE}
     return type("Structure", (keras.Model,), structure)
 

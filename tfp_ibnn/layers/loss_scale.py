@@ -184,7 +184,7 @@ def _function(loss: keras.losses.Loss) -> Callable[..., Any] | None:
 
 
 def _leaves_noise_open(loss: keras.losses.Loss) -> bool:
-    """Whether a loss says nothing about how noisy the targets are, as a squared error does not."""
+    """Whether a loss says nothing about how noisy the targets are, like a squared error."""
     return _function(loss) in _POINT_FACTORS
 
 

@@ -20,7 +20,7 @@ class Likelihood(Configured):
     activation, `end`; `outputs` turns logits into outputs. Without an activation ("linear") they
     are the same.
 
-    A subclass defines the methods that the uses it is for need:
+    A subclass defines the methods that its uses need:
 
     - `MonteCarlo`: `draws`, `divergence`, `statistics`, `scores`, `pair`, `loss`;
     - posteriors over weights, such as `Laplace`: `targets`, `log_prob`, `hessian_factors`;

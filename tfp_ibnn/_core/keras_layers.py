@@ -1,4 +1,4 @@
-"""Layers inside of layers, by private names of Keras as in `keras_internals`."""
+"""Find, replace and copy layers inside other layers, by private names of Keras."""
 
 import contextlib
 import copy
@@ -21,10 +21,10 @@ _BOOKKEEPING = ("_functional", "_layers", "_operations", "_operations_by_depth",
 _NODES = ("_inbound_nodes", "_outbound_nodes")
 
 GRAPH = "graph"
-"""Where a sublayer is that the graph of a model calls."""
+"""The place of a sublayer that the graph of a model calls."""
 
 HIDDEN = "hidden"
-"""Where a sublayer is that Keras tracks, and that is in no attribute and no graph."""
+"""The place of a sublayer that Keras tracks, but that is in no attribute and no graph."""
 
 
 def _in_attributes(layer: keras.layers.Layer) -> Iterator[tuple[str, Any, list[Any]]]:
@@ -34,20 +34,20 @@ def _in_attributes(layer: keras.layers.Layer) -> Iterator[tuple[str, Any, list[A
         if name in _BOOKKEEPING or name.startswith("_self_unconditional"):
             continue
         if isinstance(value, tuple) and not hasattr(value, "_fields"):
-            value = tuple(value)  # TensorFlow has put a class of its own around it
+            value = tuple(value)  # TensorFlow wraps it in a class
         if not isinstance(value, (list, tuple, dict)):
             yield name, value, [value]
             continue
-        with contextlib.suppress(TypeError):  # of keys that cannot be sorted
+        with contextlib.suppress(TypeError):  # keys that cannot be sorted
             yield name, value, keras.tree.flatten(value)
 
 
 def sublayers(layer: keras.layers.Layer) -> dict[tuple[str, int], keras.layers.Layer]:
     """Return the layers directly inside of a layer, by where it keeps each.
 
-    Which layers these are, Keras's tracker says: `_layers` has each once. Where they are it does
-    not, so the keys come from the graph, or else from the attributes: `GRAPH`, or the attribute's
-    name, or `HIDDEN`; and a position there.
+    Keras's tracker knows which layers these are: `_layers` has each once. It does not know where
+    they are, so each key comes from the graph, or else from the attributes: `GRAPH`, the name of
+    the attribute, or `HIDDEN`; then the position there.
     """
     graph = graph_of(layer)
     parts: dict[str, list[Any]] = {GRAPH: [] if graph is None else graph.layers}
@@ -66,11 +66,11 @@ def sublayers(layer: keras.layers.Layer) -> dict[tuple[str, int], keras.layers.L
 
 
 def swap_sublayers(layer: keras.layers.Layer, swaps: Mapping[int, keras.layers.Layer]) -> None:
-    """Put other layers wherever a layer keeps those directly inside of it.
+    """Replace layers directly inside of a layer, everywhere it keeps them.
 
-    Keras lets nobody replace a layer: it refuses to track one that comes after `build`, and its
-    trackers keep the old one. So the new ones go into the attributes untracked, into `_layers` and
-    the tracker's list behind it, and into the nodes of the graph.
+    Keras cannot do that: it refuses to track a layer that is set after `build`, and its trackers
+    keep the old one. So the new ones go into the attributes untracked, into `_layers` and the
+    tracker's list behind it, and into the nodes of the graph.
 
     Args:
         layer: the layer or model to change.
@@ -97,10 +97,10 @@ def _swap_in_attributes(layer: keras.layers.Layer, swaps: Mapping[int, keras.lay
 
 
 def _swap_in_graph(model: keras.Model, swaps: Mapping[int, keras.layers.Layer]) -> None:
-    """Let the calls of layers in a graph, Keras's nodes, be calls of other layers.
+    """Turn the nodes of a graph, Keras's records of calls, into calls of other layers.
 
-    A node names its layer in `operation`, the layer its nodes in `_inbound_nodes`, and each tensor
-    that a call has made its layer in `_keras_history`; `map_graph` makes the lists of all of them.
+    A node names its layer in `operation`, a layer its nodes in `_inbound_nodes`, and a tensor the
+    layer that made it in `_keras_history`. `map_graph` then makes the model's lists of nodes anew.
     """
     for old in model.operations:
         if id(old) not in swaps:
@@ -139,7 +139,7 @@ def deep_copy(layer: keras.layers.Layer) -> keras.layers.Layer:
 
 
 def _copy_variable(variable: keras.Variable) -> keras.Variable:
-    """Return a variable of the same value, with all that Keras notes of the other one."""
+    """Return a variable of the same value, with all that Keras has recorded about the other one."""
     value = ops.convert_to_numpy(variable.value).copy()
     copied = keras.Variable(value, dtype=variable.dtype, trainable=variable.trainable)
     for name, attribute in vars(variable).items():
@@ -154,11 +154,11 @@ def _copy_attributes(
     """Give a new layer the attributes of another one.
 
     Args:
-        layer: the other one.
-        copied: what `__new__` of its class has made.
+        layer: the one to copy from.
+        copied: the new one, as `__new__` of its class made it.
         memo: the copies of layers and variables, by the `id` of each.
     """
-    # What `__new__` has put around `build` belongs to the copy, and nodes to the old graph.
+    # `__new__` has wrapped these two methods of the copy, and nodes belong to the old graph.
     for name in vars(layer).keys() - {"build", "quantize"}:
         with DotNotTrackScope():
             value = [] if name in _NODES else copy.deepcopy(vars(layer)[name], memo)

@@ -1,7 +1,7 @@
-"""What the parts of the library know of each other.
+"""What the parts of the library know about each other.
 
 A method of inference is a posterior with its layer, or a posterior over whole weight sets. All else
-(conversion, prediction, export, callbacks, plots) knows only what stands here.
+(conversion, prediction, export, callbacks, plots) uses only what is defined here.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,9 +11,9 @@ from tfp_ibnn._core.backend import Tensor
 
 
 class Draw(NamedTuple):
-    """Draws of a latent z (..., channels), with KL and entropy in nats, each or in closed form."""
+    """Draws of a latent z (..., channels), with KL and entropy (sampled or exact) in nats."""
 
-    z: Any  # a tensor; several in a tuple, if the layer does not draw ahead
+    z: Any  # a tensor; or a tuple of several, if the layer does not draw ahead
     kl: Tensor
     entropy: Tensor
 
@@ -27,7 +27,7 @@ class PosteriorTemplate:
     """
 
     latent: Literal["z", "weights"] = "weights"
-    """What is random: z, which multiplies inputs (then it is a `ZPosterior`), or any weights."""
+    """What is random: z, which multiplies inputs (in a `ZPosterior`), or weights of any kind."""
 
     beta: Any
     """The weight of the KL in the loss, a variable that each copy has when it is built."""
@@ -77,7 +77,7 @@ class PosteriorTemplate:
         return self
 
     def bind(self, layers: Sequence[Any]) -> None:
-        """See all stochastic layers of the model that this copy, in one of them, is now part of."""
+        """Take the stochastic layers of the model of which this copy, in one of them, is part."""
 
     def loss(self, draw: Draw) -> Tensor:
         """Return what a draw adds to the loss before division by the number of examples."""
@@ -142,13 +142,13 @@ class ZPosterior(PosteriorTemplate):
 class Chunks(NamedTuple):
     """The sampled networks on a batch, to be run chunk by chunk."""
 
-    run: Callable[..., Tensor]  # of a number: outputs (size, batch, ...) of the draws from it on
+    run: Callable[..., Tensor]  # run(first) gives outputs (size, batch, ...) from that draw on
     size: int | Tensor  # draws in a chunk
-    count: int | Tensor  # of chunks; the last one may go beyond the number of samples
+    count: int | Tensor  # number of chunks; the last may go beyond the number of samples
 
     @property
     def is_one(self) -> bool:
-        """Whether it is known ahead that there is one chunk only."""
+        """Whether it is known in advance that there is only one chunk."""
         return isinstance(self.count, int) and self.count == 1
 
 
@@ -192,7 +192,7 @@ class WeightPosterior:
 
     @property
     def modes(self) -> int:
-        """How many networks it has that are not around one mean, such as those of an ensemble."""
+        """How many means its networks are around: for an ensemble, the number of its members."""
         return 1
 
     @property
@@ -222,7 +222,7 @@ class WeightPosterior:
         raise NotImplementedError(f"{type(self).__name__} must define `mean`.")
 
     def mean_network(self) -> Any:
-        """Return a copy of the network at `mean()`; of several modes, the first one's."""
+        """Return a copy of the network at `mean()`; with several modes, at that of the first."""
         raise NotImplementedError(f"{type(self).__name__} must define `mean_network`.")
 
     def distribution(self) -> Any:

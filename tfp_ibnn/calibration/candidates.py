@@ -11,7 +11,7 @@ from tfp_ibnn.calibration.trials import Trial
 from tfp_ibnn.likelihoods import Likelihood
 
 _BLOCK = 2**23
-"""So many numbers of raw outputs are held at once."""
+"""How many numbers of raw outputs are held at once."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -53,10 +53,11 @@ class Candidate:
 def choose(
     nll: Sequence[np.ndarray], costs: Sequence[Any], weight: np.ndarray | None = None
 ) -> int:
-    """Return the best of all that cost no more than the cheapest within one standard error.
+    """Return the cheapest candidate within one standard error of the best.
 
-    The standard error, of the mean difference from the best, is small for what resembles the best:
-    the cheapest within it may be worse than an equally cheap one.
+    Ties in cost go to the lowest NLL, even of a candidate beyond that error: the error is that of
+    the mean difference from the best, and small for what resembles the best, so the cheapest within
+    it may be worse than an equally cheap one beyond.
 
     Args:
         nll: of each candidate, (examples,), in nats.
@@ -83,7 +84,7 @@ def behind(
     Args:
         nll: of each candidate, (examples,), or another score that is better if it is lower.
         weight: how often each example counts, (examples,); None is once.
-        best: the index of the candidate to compare with; None takes that of the lowest mean.
+        best: the index of the candidate to compare with; None takes that with the lowest mean.
 
     Returns:
         The mean differences (candidates,) and their standard errors (candidates,).

@@ -39,7 +39,7 @@ def model_card(why: str, table: Any, dropped: Mapping[str, str], notes: Mapping[
         why: the reason for the choice.
         table: the scores of all candidates, which prints as Markdown.
         dropped: why candidates were dropped, by name.
-        notes: what else is to be known of the run, by name.
+        notes: further facts about the run, by name.
     """
     run = {**notes, **_environment()}
     return _CARD.format(why=why, table=table, dropped=_items(dropped), run=_items(run))

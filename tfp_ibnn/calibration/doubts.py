@@ -11,9 +11,9 @@ from tfp_ibnn.calibration.trials import Setting, Trial
 from tfp_ibnn.likelihoods import Likelihood
 
 LARGE_GAP = 0.2
-"""The error on validation data less that on training data, above which there is a doubt."""
+"""There is a doubt if the error on validation data is above that on training data by more."""
 LARGE_LAG = 0.1
-"""The error in inference less that with the statistics of a batch, on the same examples."""
+"""There is a doubt if, on the same examples, inference is worse than batch statistics by more."""
 MARGIN = 1.96
 """A 95 % margin, in standard errors."""
 
@@ -44,14 +44,14 @@ def doubts_about(trial: Trial, setting: Setting) -> list[str]:
 
     That is: no better than chance on validation data; much worse there than on training data; or,
     on training data, much worse in inference than with the statistics of a batch, which batch
-    normalization uses while it trains. The last one is the cause of the others, and named alone.
+    normalization uses while it trains. The last one causes the others, so it is reported alone.
 
     Args:
         trial: the network as it is, which has been watched.
         setting: its data, and what its outputs mean.
 
     Returns:
-        Sentences for the user; none of a good network.
+        Sentences for the user; none for a good network.
     """
     output = setting.output
     sample = setting.training.sample
@@ -59,10 +59,10 @@ def doubts_about(trial: Trial, setting: Setting) -> list[str]:
     lag = _lag(trial, output, sample, sample_raw)
     if lag:
         return [lag]
-    known = setting.data.fit
-    known_raw = trial.watched()
-    doubts = [_chance(output, known_raw, known)]
-    error = _relative_error(output, known_raw, known)
+    validation = setting.data.fit
+    validation_raw = trial.watched()
+    doubts = [_chance(output, validation_raw, validation)]
+    error = _relative_error(output, validation_raw, validation)
     training_error = _relative_error(output, sample_raw, sample)
     if error - training_error > LARGE_GAP:
         doubts.append(
@@ -73,20 +73,20 @@ def doubts_about(trial: Trial, setting: Setting) -> list[str]:
     return [doubt for doubt in doubts if doubt]
 
 
-def _chance(output: Likelihood, raw: np.ndarray, known: Examples) -> str:
-    """Return that predictions are no better than a constant one, or nothing."""
-    parameter = output.fit(raw, known.y, known.weight)
-    nll = output.nll(output.predict(raw, parameter), known.y)
-    gain = _constant_nll(output, known) - nll
-    count = np.float64(len(known.y))
-    if known.weight is not None:
-        count = np.float64(known.weight.sum())
-    mean = np.average(gain, weights=known.weight)
-    variance = np.average(np.square(gain - mean), weights=known.weight)
+def _chance(output: Likelihood, raw: np.ndarray, examples: Examples) -> str:
+    """Return a sentence if predictions are no better than a constant one, else ""."""
+    parameter = output.fit(raw, examples.y, examples.weight)
+    nll = output.nll(output.predict(raw, parameter), examples.y)
+    gain = _constant_nll(output, examples) - nll
+    count = np.float64(len(examples.y))
+    if examples.weight is not None:
+        count = np.float64(examples.weight.sum())
+    mean = np.average(gain, weights=examples.weight)
+    variance = np.average(np.square(gain - mean), weights=examples.weight)
     margin = MARGIN * np.sqrt(variance / (count - 1))
     if mean > margin:
         return ""
-    score = _words(output, _relative_error(output, raw, known))
+    score = _words(output, _relative_error(output, raw, examples))
     return (
         f"`model` is at chance on the validation data ({score}): at its best temperature or scale "
         f"it gains {mean:.4f} ± {margin:.4f} nats over one constant prediction for all "
@@ -94,29 +94,29 @@ def _chance(output: Likelihood, raw: np.ndarray, known: Examples) -> str:
     )
 
 
-def _constant_nll(output: Likelihood, known: Examples) -> np.ndarray:
+def _constant_nll(output: Likelihood, examples: Examples) -> np.ndarray:
     """Return the NLL (examples,) of the classes' shares, or of the targets' mean and variance."""
     if output.is_classifier:
         classes = max(output.width, 2)
-        counts = np.bincount(known.y, weights=known.weight, minlength=classes)
+        counts = np.bincount(examples.y, weights=examples.weight, minlength=classes)
         counts = counts + 1.0  # so that no class has the probability 0
         nll = -np.log(counts / counts.sum())
-        return nll[known.y]
-    mean, variance = _moments(known)
-    examples, width = known.y.shape
-    constant = np.broadcast_to(np.stack([mean, variance]), (examples, 2, width))
-    return output.nll(constant, known.y)
+        return nll[examples.y]
+    mean, variance = _moments(examples)
+    count, width = examples.y.shape
+    constant = np.broadcast_to(np.stack([mean, variance]), (count, 2, width))
+    return output.nll(constant, examples.y)
 
 
-def _moments(known: Examples) -> tuple[np.ndarray, np.ndarray]:
+def _moments(examples: Examples) -> tuple[np.ndarray, np.ndarray]:
     """Return the mean and the variance of the targets, (width,) each."""
-    mean = np.average(known.y, axis=0, weights=known.weight)
-    squares = np.square(known.y - mean)
-    return mean, np.average(squares, axis=0, weights=known.weight)
+    mean = np.average(examples.y, axis=0, weights=examples.weight)
+    squares = np.square(examples.y - mean)
+    return mean, np.average(squares, axis=0, weights=examples.weight)
 
 
 def _lag(trial: Trial, output: Likelihood, examples: Examples, in_inference: np.ndarray) -> str:
-    """Return that the running averages of batch normalization lag behind, or nothing.
+    """Return a sentence if the running averages of batch normalization lag behind, else "".
 
     Args:
         trial: the network as it is.
@@ -134,7 +134,7 @@ def _lag(trial: Trial, output: Likelihood, examples: Examples, in_inference: np.
     in_training = outputs.reshape(len(batch.y), 1, output.width).astype("float32")
     training_error = _relative_error(output, in_training, batch)
     error = _relative_error(output, in_inference[part], batch)
-    # Written so that a NaN is no lag.
+    # Written so that NaN does not count as a lag.
     if not error - training_error > LARGE_LAG:
         return ""
     return (
@@ -145,14 +145,14 @@ def _lag(trial: Trial, output: Likelihood, examples: Examples, in_inference: np.
     )
 
 
-def _relative_error(output: Likelihood, raw: np.ndarray, known: Examples) -> float:
+def _relative_error(output: Likelihood, raw: np.ndarray, examples: Examples) -> float:
     """Return the share of wrong classes, or the RMSE over the deviation of the targets."""
     prediction = output.predict(raw, 1.0)
-    errors = errors_of(output, prediction, known.y)
-    error = np.average(errors, weights=known.weight)
+    errors = errors_of(output, prediction, examples.y)
+    error = np.average(errors, weights=examples.weight)
     if output.is_classifier:
         return float(error)
-    _, variances = _moments(known)
+    _, variances = _moments(examples)
     variance = max(variances.mean(), np.finfo("float64").tiny)
     return float(np.sqrt(error / variance))
 

@@ -36,7 +36,7 @@ class Engine:
     ) -> None:
         self._make = make
         with random_state_kept():
-            random.seed(0)  # by which layers such as Dropout get their seeds
+            random.seed(0)  # layers such as Dropout take their seeds from it
             self.network = make()
         self.options = {"samples": samples, "independent": samples == 1, **options}
         # The outputs as they are, whatever they mean.
@@ -86,7 +86,7 @@ class Engine:
 
     def copy(self, state: State) -> Any:
         """Return a new network in a state; a posterior over weights is returned itself."""
-        with warnings.catch_warnings(action="ignore"):  # given when the first one was made
+        with warnings.catch_warnings(action="ignore"):  # shown when the first one was made
             network = self._make()
         # A state ends with the optimizer's variables, which the new network does not have.
         for variable, value in zip(network.variables, state, strict=False):
@@ -99,5 +99,5 @@ class Engine:
 
 
 def copy_of_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Return an optimizer of the same settings, without variables."""
+    """Return an optimizer with the same settings, without variables."""
     return type(optimizer).from_config(optimizer.get_config())

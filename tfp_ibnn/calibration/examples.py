@@ -14,21 +14,21 @@ from tfp_ibnn.likelihoods import Likelihood
 FOLDS = 5
 CROSS_FIT_BELOW = 1000
 FEWEST = 50
-"""Examples; with fewer for validation, all differences drown in noise."""
+"""The smallest number of validation examples: with fewer, differences drown in noise."""
 WATCHED = 2048
-"""At most so many examples serve to fit."""
+"""The largest number of examples that serve to fit."""
 NUMBERS = 2**19
-"""At most so many outputs of a draw, for the examples that serve to fit."""
+"""The largest number of outputs of one draw, for the examples that serve to fit."""
 SAMPLE = 512
-"""At most so many training examples are compared with the validation data."""
+"""The largest number of training examples that are compared with the validation data."""
 
 
 class Validation(NamedTuple):
     """What candidates are fitted to and scored on."""
 
-    fit: Examples  # for early stopping and parameters (A, or an even part of it), or all
-    score: Examples  # for the selection (B), or all
-    folds: np.ndarray | None = None  # of each example, where both are all
+    fit: Examples  # for early stopping and parameters: a half or less of them, or all
+    score: Examples  # for the selection: the other half, or all
+    folds: np.ndarray | None = None  # the fold of each example, where both are all
 
     def without_each_fold(self) -> list[np.ndarray]:
         """Return the mask (examples,) of what is outside each fold; no masks without folds."""
@@ -53,7 +53,7 @@ class Training(NamedTuple):
     batch_size: int | None
     seed: int
     has_weights: bool = False
-    sample: Examples | None = None  # from all over the data
+    sample: Examples | None = None  # spread evenly over the data
 
     def epoch(self, network: keras.Model, number: int, callback: Any) -> None:
         """Train a network for one epoch; the order of arrays follows from seed and epoch.
@@ -113,10 +113,10 @@ def read(data: Any, model: keras.Model, output: Likelihood, name: str, every: in
         model: the network that takes the inputs.
         output: what the targets are.
         name: what the user calls the data, for errors.
-        every: take one of so many examples.
+        every: take every n-th example; 1 takes all.
 
     Raises:
-        ValueError: for what cannot be used, and if there are no examples.
+        ValueError: for data that cannot be used, and if there are no examples.
     """
     parts = []
     count = 0
@@ -192,7 +192,7 @@ def _training(
 
 
 def _hold_out(training: Training, output: Likelihood) -> tuple[Training, tuple[Any, ...]]:
-    """Return the training without a fifth of its examples, and these."""
+    """Return the training without a fifth of its examples, and this fifth as arrays."""
     if not isinstance(training.data, tuple):
         raise ValueError(
             "`validation` is missing, and `train` is a dataset. Give validation=(x, y) that the "
@@ -235,7 +235,7 @@ def _check_validation(examples: Examples) -> None:
 
 
 class _Sample:
-    """Takes examples from all over batches whose number is unknown, evenly, and few at a time."""
+    """Takes an even sample of batches whose number is unknown, and holds few examples at a time."""
 
     examples: Examples | None = None
     _seen = 0
@@ -270,12 +270,12 @@ def _counted(examples: Examples) -> Examples:
         return examples
     arrays = keras.tree.flatten(tuple(examples))
     if any(len(array) != len(weight) for array in arrays):
-        return examples  # which is refused
+        return examples  # `_checked` refuses it
     return examples.take(weight != 0)
 
 
 def _checked(examples: Examples, model: keras.Model, output: Likelihood, name: str) -> Examples:
-    """Return inputs and targets, or raise for what cannot be used."""
+    """Return the examples with targets as numbers, or raise if they cannot be used."""
     if examples.y is None:
         raise ValueError(f"`{name}` must give (x, y) or (x, y, sample_weight).")
     y = _targets(examples.y, output, name)
@@ -312,7 +312,7 @@ def _check_inputs(x: Any, model: keras.Model, name: str) -> None:
     try:
         inputs = list(keras_internals.graph_inputs(graph, first))
         pairs = list(zip(inputs, graph.inputs, strict=True))
-    except Exception as error:  # its kinds differ
+    except Exception as error:  # Keras raises errors of many types
         reason = " ".join(str(error).split())[:300]
         raise ValueError(f"`model` cannot take the inputs of `{name}`: {reason}") from error
     for part, tensor in pairs:

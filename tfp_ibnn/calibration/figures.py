@@ -16,7 +16,7 @@ def reliability_figure(
     """Return a figure with a reliability diagram for each candidate of a classifier.
 
     Args:
-        panels: candidates by what they are, such as "before".
+        panels: candidates by label, such as "before".
         y: the classes (examples,).
         weight: how often each example counts; None is once.
     """
@@ -33,7 +33,7 @@ def reliability_figure(
         probabilities = candidate.prediction / total
         title = f"{when}: {candidate.name}"
         plots.reliability_diagram(probabilities, y, ax=ax, title=title, sample_weight=weight)
-        ax.title.set_fontsize(9)  # of a long name
+        ax.title.set_fontsize(9)  # names can be long
     return figure
 
 
@@ -43,13 +43,13 @@ def coverage_figure(
     y: np.ndarray,
     weight: np.ndarray | None,
 ) -> Any:
-    """Return a figure of how many targets central intervals hold, less their probability.
+    """Return a figure of the share of targets in central intervals, minus their probability.
 
-    The band is twice the standard error of the share of a calibrated model,
+    The band is twice the standard error of that share for a calibrated model,
     sqrt(level (1 - level) / targets).
 
     Args:
-        panels: candidates of a regression by what they are, such as "before"; at most two.
+        panels: candidates of a regression by label, such as "before"; at most two.
         output: what their predictions mean.
         y: the targets (examples, width).
         weight: how often each example counts; None is once.

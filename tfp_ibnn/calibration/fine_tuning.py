@@ -1,4 +1,4 @@
-"""The training of trials side by side, epoch by epoch, and the optimizer of it."""
+"""The training of trials side by side, epoch by epoch, and its optimizer."""
 
 import itertools
 import time
@@ -14,7 +14,7 @@ from tfp_ibnn.calibration.trials import Setting, Trial
 from tfp_ibnn.training import Interrupts
 
 PATIENCE = 2
-"""A training stops after so many epochs without a lower NLL."""
+"""The number of epochs without a lower NLL after which a training stops."""
 
 
 def fine_tuning_optimizer(model: keras.Model, optimizer: Any) -> keras.optimizers.Optimizer:
@@ -36,7 +36,7 @@ def fine_tuning_optimizer(model: keras.Model, optimizer: Any) -> keras.optimizer
     if not model.compiled or model.optimizer is None:
         return keras.optimizers.Adam(1e-4)
     trained_by = model.optimizer
-    # One that scales losses holds the one that trains.
+    # A loss-scaling optimizer wraps the one that trains.
     trained_by = getattr(trained_by, "inner_optimizer", trained_by)
     if keras_optimizers.has_many_parts(trained_by):
         raise ValueError(
@@ -70,15 +70,15 @@ def _number(tensor: Any) -> float:
 
 
 def fine_tune(trials: Sequence[Trial], setting: Setting, epochs: int | None) -> None:
-    """Train trials epoch by epoch; of those that draw, drop the worse half after each.
+    """Train trials epoch by epoch; after each, drop the worse half of those that draw.
 
     A trial that gets no better for `PATIENCE` epochs, or whose predictions are not finite, stops.
-    No epoch, and no trial's part of one, is begun after `setting.end`.
+    After `setting.end` no epoch starts, and no trial's part of one.
 
     Args:
-        trials: those that are trained; they are changed in place.
+        trials: those to train; they are changed in place.
         setting: their data, and the end of the time.
-        epochs: at most so many; None trains until all have stopped, or the time ends.
+        epochs: the largest number; None trains until all have stopped, or the time is up.
     """
     running = list(trials)
     seconds_per_epoch = 0.0
@@ -113,9 +113,9 @@ def _train_one_epoch(trial: Trial, setting: Setting, epoch: int, interrupts: Int
     trial.state = trial.engine.train(trial.state, fit)
     try:
         nll = trial.watch(setting.data, setting.output)
-    except ValueError as error:  # of predictions that are not finite
+    except ValueError as error:  # predictions are not finite
         trial.stopped = True
-        if not trial.epochs:  # or the best epoch before is compared
+        if not trial.epochs:  # otherwise its best epoch so far is compared
             trial.fate = str(error)
         setting.say(f"epoch {epoch}: {trial.name} is stopped: {error}")
         return

@@ -37,7 +37,7 @@ class Report:
         dropped: why others were dropped on the way, by name.
         output: what the model predicts.
         y: targets of the validation examples that candidates were scored on.
-        notes: what the model card says of the run, by name.
+        notes: what the model card says about the run, by name.
         seed: of the ECE's floor, and of the split in `decide`.
         weight: how often each of these examples counts; None is once.
 
@@ -109,7 +109,7 @@ class Report:
         Args:
             test: arrays (x, y) or (x, y, weight), or a dataset, as `calibrate` takes them; an
                 example of weight 2 counts as two.
-            minutes: after which no other candidate than these two is begun; None has no limit.
+            minutes: after which no candidate but these two is started; None sets no limit.
             verbose: print progress.
 
         Returns:
@@ -136,11 +136,11 @@ class Report:
     def _predictions(
         self, examples: Examples, end: float, say: Callable[[str], None]
     ) -> dict[str, np.ndarray]:
-        """Return the predictions of candidates by name, as many as are begun before `end`."""
+        """Return the predictions of candidates by name, of those that start before `end`."""
         always = (self.chosen.trial, self.candidates[0].trial)
         others = [candidate.trial for candidate in self.candidates]
         predictions = {}
-        for trial in dict.fromkeys([*always, *others]):  # each of them once
+        for trial in dict.fromkeys([*always, *others]):  # each once
             if trial not in always and time.monotonic() > end:
                 break
             candidates = [x for x in self.candidates if x.trial is trial]
@@ -156,7 +156,7 @@ class Report:
     def decide(
         self, test: Any, ood: Mapping[str, Any] | None = None, verbose: bool = True
     ) -> dict[str, Any]:
-        """Return how well the chosen model decides on new examples, for the model card too.
+        """Return how well the chosen model decides on new examples; the model card shows it too.
 
         Args:
             test: arrays (x, y), or a dataset, of examples used for nothing else.
@@ -168,12 +168,12 @@ class Report:
 
             - "coverage of 90 % sets": the share of the truth in conformal sets, or intervals,
                 fitted to one half of the examples and scored on the other;
-            - "share answered at 1 % error": of the examples of a classifier, the share whose class
-                can be answered, the others being passed on, with an error of at most 1 %;
+            - "share answered at 1 % error": for a classifier, the share of the examples that it can
+                answer with an error of at most 1 %, if it passes on the others;
             - "left out": why one of these is missing, such as too few examples;
-            - "OOD AUROC against NAME", for each of `ood`: how well the entropy, of a regression the
-                epistemic variance, separates it from the examples;
-            - "OOD AUROC": that it was left out, without `ood`.
+            - "OOD AUROC against NAME", for each of `ood`: how well the entropy, or for a regression
+                the epistemic variance, separates it from the examples;
+            - "OOD AUROC", without `ood`: a note that it was left out.
 
         Raises:
             ValueError: for examples with weights.
@@ -217,7 +217,7 @@ class Report:
         """Return the reason for the choice, in a sentence or two.
 
         Returns:
-            The NLL of the chosen candidate, in nats, and how it stands to the best; then what
+            The NLL of the chosen candidate, in nats, and how it compares with the best; then what
             `lost` returns.
         """
         distance, error = behind([x.nll for x in self.candidates], self.weight)
@@ -268,8 +268,8 @@ class Report:
     def plot(self) -> Any:
         """Return a figure of the calibration before and after: accuracy against confidence.
 
-        Of a regression, it is the share of targets in central intervals less the probability of
-        these; the band is twice the standard error of a calibrated model.
+        For a regression, it is the share of targets in central intervals minus their probability;
+        the band is twice the standard error of a calibrated model.
 
         Returns:
             A Matplotlib figure.
@@ -288,8 +288,8 @@ class Report:
         """Write the chosen model and the evidence for it.
 
         Returns:
-            The folder, which is made if need be, with `model.keras`, `table.md`, `model_card.md`
-            and, if there is Matplotlib, `calibration.png`.
+            The folder, which is created if needed, with `model.keras`, `table.md`, `model_card.md`
+            and, if Matplotlib is installed, `calibration.png`.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -301,8 +301,8 @@ class Report:
             figure.savefig(folder / "calibration.png", dpi=120)
             import matplotlib.pyplot as plt
 
-            plt.close(figure)  # which notebooks would show once more
-        except ImportError as error:  # the rest is worth having without it
+            plt.close(figure)  # otherwise notebooks would show it again
+        except ImportError as error:  # the rest is saved without the figure
             print(f"No figure was written. {error}")
         return folder
 
@@ -327,7 +327,7 @@ class Report:
         y: np.ndarray,
         weight: np.ndarray | None,
     ) -> Table:
-        """Return the table of the candidates whose predictions are there, by name."""
+        """Return the table of the candidates that have predictions, by name."""
         scored = [x for x in self.candidates if x.name in predictions]
         nll = [self.output.nll(predictions[x.name], y) for x in scored]
         distances, errors = behind(nll, weight)

@@ -60,12 +60,12 @@ def calibrate(
         train: arrays (x, y) or (x, y, weight), a `tf.data.Dataset` or a `PyDataset`.
         validation: the same, of examples that the model was not trained on; one of weight 2 counts
             as two. None takes a fifth of the training arrays, which is second best.
-        candidates: more of them by name: posteriors over weights such as `DeepEnsemble`, fitted to
+        candidates: further ones by name: posteriors over weights such as `DeepEnsemble`, fitted to
             training data only, or Keras models, with the inputs and outputs of `model`.
         epochs: of fine-tuning; None takes 3, or a tenth of those of the model if that is more.
         minutes: after which no further fit or epoch starts; without `epochs` the only limit. What
             is left untried is printed, and listed in `report.dropped`.
-        optimizer: None takes the model's own at a tenth of its rate. Posteriors have five times it.
+        optimizer: None is the model's own at a tenth of its rate. Posteriors use five times that.
         loss: None takes the one that the model is compiled with.
         samples: draws of a posterior, or of MC dropout, in a prediction.
         batch_size: of training arrays; None is 32.
@@ -141,10 +141,10 @@ def calibrate(
 
 
 def _check_model(model: Any) -> None:
-    """Raise for what is not a network with one output of shape (N, K)."""
+    """Raise if a model is not a network with one output of shape (N, K)."""
     if isinstance(model, PredictionWrapper):
         raise ValueError(
-            f"`model` is a {type(model).__name__} already: give the network that it is made of."
+            f"`model` is a {type(model).__name__} already: give the network inside it."
         )
     check_network(model)
     check_rows(model.output_shape)
@@ -155,7 +155,7 @@ def _posteriors(candidates: Mapping[str, Any], model: keras.Model) -> dict[str, 
 
     Args:
         candidates: posteriors over weights or Keras models, by name.
-        model: what they must resemble: it has the same inputs and outputs.
+        model: the one whose inputs and outputs they must have.
     """
     posteriors = {}
     for name, candidate in dict(candidates).items():
@@ -179,7 +179,7 @@ def _posteriors(candidates: Mapping[str, Any], model: keras.Model) -> dict[str, 
 
 
 def _ends(graph: keras.Model | None) -> str:
-    """Return the shapes of a model's inputs and outputs, and what these are."""
+    """Describe the shapes of a model's inputs and outputs, and whether these are probabilities."""
     if graph is None:
         return "no graph: it is not built, or not a Functional or Sequential model"
     inputs = [tuple(tensor.shape[1:]) for tensor in graph.inputs]
@@ -197,7 +197,7 @@ def _announce(training: Training, data: Validation, say: Callable[[str], None]) 
 
 
 def _watch_as_it_is(trial: Trial, setting: Setting) -> list[str]:
-    """Score the model as it is; return what is wrong with it, and warn of that."""
+    """Score the model as it is; return what is wrong with it, and warn about that."""
     with Heartbeat(trial.name, setting.say):
         nll = trial.watch(setting.data, setting.output)
         doubts = doubts_about(trial, setting)
@@ -227,7 +227,7 @@ def _run_trials(
         epochs: of the fine-tuning; None is limited by the time alone.
 
     Returns:
-        Whether Ctrl-C has ended it; what has been done until then stays.
+        Whether Ctrl-C ended it; what was done before stays.
     """
     data = setting.data
     output = setting.output
@@ -251,7 +251,7 @@ def _run_trials(
 
 
 def _with_heartbeat(methods: Iterable[Method], setting: Setting) -> Iterator[Trial]:
-    """Yield the trials of methods, some of which take long to be made."""
+    """Yield the trials of methods, some of which take long to make."""
     for method in methods:
         label = f"preparing {method.__name__.replace('_', ' ')}"
         remaining = iter(method(setting))

@@ -27,7 +27,7 @@ def scaled_model(likelihood: Likelihood, inner: Any, parameter: Any, **options: 
 
 
 def _scaling(likelihood: Likelihood, parameter: Any) -> keras.Model:
-    """Return a model of outputs (N, width) that does to them what the parameter says."""
+    """Return a model that applies the parameter to outputs (N, width)."""
     outputs = keras.Input((likelihood.width,))
     if not likelihood.is_classifier:
         return keras.Model(outputs, likelihood.scaled(outputs, parameter))

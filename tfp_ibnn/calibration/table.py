@@ -61,7 +61,7 @@ class Table:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Return a line of the table: the first cell to the left, the others to the right."""
+    """Return a line of the table: the first cell aligned left, the others right."""
     padded = [cells[0].ljust(widths[0])]
     for cell, width in zip(cells[1:], widths[1:], strict=True):
         padded.append(cell.rjust(width))

@@ -29,9 +29,9 @@ BETAS = (1, 10, 100)
 """Weights of the KL of the Gaussian posteriors."""
 
 EXAMPLES = 10_000
-"""`Laplace` is fitted to at most so many training examples."""
+"""The largest number of training examples that `Laplace` is fitted to."""
 FULL = 2_000
-"""A last layer of at most so many weights gets a full covariance."""
+"""The largest number of weights for which a last layer gets a full covariance."""
 MOST_WEIGHTS = 1_000_000
 """A network of more weights is too slow for `Laplace` of all weights."""
 MOST_OUTPUTS = 100
@@ -48,11 +48,11 @@ class Trial:
         name: the name of its candidate in the table.
         engine: what draws its predictions; None if there is a `fate`.
         trained: whether it is to be trained.
-        seconds: that it took so far.
+        seconds: the time it took so far.
         epochs: after which it was best; 0 before any.
         stopped: whether its training has ended.
         fate: why it is not compared any more; "" while it is.
-        states: all that are tried, the best of which counts. Of what is trained, the first one.
+        states: those to try, the best of which counts; if it is trained, the one to start from.
     """
 
     name: str
@@ -68,24 +68,24 @@ class Trial:
         if self.engine is not None:
             self.states = self.states or [self.engine.read()]
             self.state = self.best = self.states[0]
-        # The least NLL and its outputs: on all examples, then without each fold.
+        # The lowest NLL and its outputs: on all examples, then without each fold.
         self._scores: list[tuple[float, np.ndarray]] = []
 
     def leave_out(self, error: Exception) -> "Trial":
-        """Do not compare it, and warn of the reason."""
+        """Exclude it from the comparison, and warn with the reason."""
         self.fate = (str(error) or type(error).__name__).splitlines()[0]
-        # Of `try_states`, the warning names the line that calls `calibrate`.
+        # From `try_states`, the warning points at the line that calls `calibrate`.
         warnings.warn(f"{self.name}: left out, since {self.fate}", stacklevel=5)
         return self
 
     def drop(self, reason: str) -> None:
-        """Do not compare it any more, and free the memory of its states."""
+        """Exclude it from the comparison, and free the memory of its states."""
         self.fate = reason
         self.state = self.best = self.states = []
 
     @property
     def nll(self) -> float:
-        """The least NLL so far, in nats; infinite before the first."""
+        """The lowest NLL so far, in nats; infinite before the first."""
         if not self._scores:
             return math.inf
         nll, _ = self._scores[0]
@@ -95,7 +95,7 @@ class Trial:
         """Score the present state; note whether it is the best, and the best without each fold.
 
         The NLL is that at a fitted temperature: noise must not be chosen for what a temperature
-        does as well.
+        can do as well.
 
         Args:
             data: the examples to fit, and their folds.
@@ -123,7 +123,7 @@ class Trial:
         return nlls[0]
 
     def try_states(self, data: Validation, output: Likelihood) -> None:
-        """Watch all states of what is not trained; a failure costs no other trial.
+        """Watch all states of a trial that is not trained; a failure affects no other trial.
 
         Args:
             data: the examples to fit, and their folds.
@@ -158,13 +158,13 @@ class Setting(NamedTuple):
     samples: int
     seed: int
     candidates: Mapping[str, WeightPosterior] = {}  # those of the user
-    end: float = math.inf  # after which nothing is begun, by `time.monotonic`
+    end: float = math.inf  # the `time.monotonic` after which nothing starts
     say: Callable[[str], None] = silent
     parameter: Any = None  # the fitted one of the model as it is
 
 
 def deadline(minutes: float | None) -> float:
-    """Return the time of `time.monotonic` in so many minutes, or infinity for None; or raise."""
+    """Return the `time.monotonic` after some minutes, or infinity for None; or raise."""
     if minutes is None:
         return math.inf
     return time.monotonic() + 60 * checks.positive("minutes", minutes)
@@ -182,7 +182,7 @@ def deterministic(setting: Setting) -> Iterator[Trial]:
 def mc_dropout(setting: Setting) -> Iterator[Trial]:
     """Give the model with its dropout left on, if it has any."""
     make = functools.partial(copy_of, setting.model)
-    with warnings.catch_warnings(action="ignore"):  # of models without dropout
+    with warnings.catch_warnings(action="ignore"):  # models without dropout
         engine = Engine(make, setting.samples, dropout=True, seed=setting.seed)
     if engine.samples > 1:
         yield Trial("MC dropout", engine)
@@ -235,14 +235,14 @@ def _posterior_engine(setting: Setting, posterior: WeightPosterior) -> Engine:
 
 
 def laplace(setting: Setting) -> Iterator[Trial]:
-    """Give Gaussians around the trained weights, of the last layer and of all, linearised."""
+    """Give Gaussians around the trained weights, of the last layer and of all, linearized."""
     subsets = {"Laplace, last layer": "last_layer", "Laplace, all weights": "all"}
     for name, subset in subsets.items():
         trial = Trial(name)
         try:
             if time.monotonic() < setting.end:
                 trial = _laplace_trial(setting, name, subset)
-        except Exception as error:  # whatever it is, it costs this candidate only
+        except Exception as error:  # any failure costs only this candidate
             trial.leave_out(error)
         yield trial
 
@@ -255,7 +255,7 @@ def _laplace_trial(setting: Setting, name: str, subset: str) -> Trial:
         raise ValueError("it takes no weights of training examples.")
     every = -(-setting.training.size // EXAMPLES)
     examples = read(setting.training.data, setting.model, setting.output, "train", every)
-    with warnings.catch_warnings(action="ignore"):  # of what the comparison shows
+    with warnings.catch_warnings(action="ignore"):  # the comparison shows what they warn about
         posterior = _fitted_laplace(setting, examples, subset, structure)
         engine = _posterior_engine(setting, posterior)
     state = engine.read()

@@ -28,7 +28,7 @@ class _Augmentation(ConfiguredLayer, SavesRandomState, layers.Layer):
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class RandomShift(_Augmentation):
-    """In training alone, move each image by up to `padding` pixels each way; zeros come in.
+    """In training only, shift each image by up to `padding` pixels each way; zeros come in.
 
     Args:
         padding: the largest shift, in pixels.
@@ -59,13 +59,13 @@ class RandomShift(_Augmentation):
 
 
 def _window(first: Tensor, size: int) -> Tensor:
-    """Return so many indices (images, size) from the first one of each image on."""
+    """Return consecutive indices (images, size), from the first one of each image on."""
     return first + ops.arange(size, dtype=first.dtype)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class RandomMirror(_Augmentation):
-    """In training alone, mirror each image, left to right, with probability one half.
+    """In training only, mirror each image, left to right, with probability one half.
 
     Args:
         seed: of the choices; None draws one.
@@ -85,7 +85,7 @@ def preprocessing(
     """Return layers that augment raw images and normalize them, to put in front of a network.
 
     The network then takes raw pixels, wherever it is used. Each channel gets the mean 0 and the
-    standard deviation 1. Augmentation comes before, so that what a shift brings in is black.
+    standard deviation 1. Augmentation comes first, so that a shift fills in black.
 
     Args:
         images: training images, (examples, height, width, channels).
@@ -111,10 +111,10 @@ def preprocessing(
     mean = np.einsum("nhwc->c", images, dtype="float64") / pixels
     square = np.einsum("nhwc,nhwc->c", images, images, dtype="float64") / pixels
     variance = square - mean**2
-    # The squares of one value throughout differ from its mean's square by rounding alone.
+    # In a constant channel the mean square differs from the squared mean by rounding only.
     rounding = 1e-11 * square
     if not np.all(variance > rounding):
-        raise ValueError("`images` must be finite, and no channel have one value throughout.")
+        raise ValueError("`images` must be finite, and no channel may be constant.")
     normalize = layers.Normalization(
         mean=mean.tolist(),
         variance=variance.tolist(),

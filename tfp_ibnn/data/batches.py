@@ -11,17 +11,17 @@ from tfp_ibnn._core import checks
 class ShuffledBatches(keras.utils.PyDataset):
     """Arrays in batches, shuffled anew in each epoch by (seed, epoch) alone.
 
-    So a run that resumes sees what an unbroken one would have seen; `fit` on plain arrays shuffles
-    by a state that no checkpoint holds. The epoch comes through a callback, and Keras must not
+    So a run that resumes sees what an uninterrupted one would have seen; `fit` on plain arrays
+    shuffles by a state that no checkpoint holds. A callback gives the epoch, and Keras must not
     shuffle: `model.fit(batches, shuffle=False, callbacks=[batches.follow()])`.
 
     Args:
         x: examples.
-        y: labels, as many.
+        y: labels, one for each example.
         batch_size: number of examples in a batch.
         seed: of the order.
         drop_remainder: leave out examples that do not fill a batch, unless it is the only one.
-        shard: (index, count) takes the share of one of `count` processes, of every batch, evenly.
+        shard: (index, count): process `index` of `count` takes an equal share of every batch.
 
     Example:
         >>> import numpy as np, tfp_ibnn as ibnn
@@ -64,8 +64,8 @@ class ShuffledBatches(keras.utils.PyDataset):
         for size in (whole, last):
             if size % count:
                 raise ValueError(
-                    f"A batch of {size} does not make {count} shares: choose another `batch_size`, "
-                    "or `drop_remainder`."
+                    f"A batch of {size} cannot be split into {count} equal shares: choose another "
+                    "`batch_size`, or `drop_remainder`."
                 )
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ class ShuffledBatches(keras.utils.PyDataset):
         return self.x[rows], self.y[rows]
 
     def on_epoch_begin(self) -> None:
-        """Forget, before the first epoch, what Keras has read to learn of the shapes."""
+        """Forget the batches that Keras has read before the first epoch to learn the shapes."""
         if not self._begun:
             self._begun = True
             self._finished = False

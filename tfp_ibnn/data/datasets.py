@@ -7,7 +7,7 @@ import keras
 
 _ENDLESS = -1
 _UNKNOWN = -2
-"""As `tf.data.Dataset.cardinality` has them."""
+"""The values of `tf.data.Dataset.cardinality` for such datasets."""
 
 
 def is_dataset(x: Any) -> bool:

@@ -60,7 +60,7 @@ class Examples(NamedTuple):
         return len(first)
 
     def take(self, index: Any) -> "Examples":
-        """Return some of the examples, by a slice, a mask or their numbers."""
+        """Return some of the examples, by a slice, a mask or indices."""
         x = keras.tree.map_structure(lambda part: part[index], self.x)
         y = None if self.y is None else self.y[index]
         return Examples(x, y, self.weight_of(index))
@@ -70,7 +70,7 @@ class Examples(NamedTuple):
         return None if self.weight is None else self.weight[index]
 
     def batches(self, size: int) -> Iterator["Examples"]:
-        """Yield so many examples at a time; the last batch may be smaller."""
+        """Yield batches of `size` examples; the last one may be smaller."""
         size = checks.positive_integer("batch_size", size)
         for start in range(0, self.size, size):
             yield self.take(slice(start, start + size))
@@ -82,7 +82,7 @@ class Examples(NamedTuple):
 
 
 def read_batches(data: Any, name: str) -> Iterator[Examples]:
-    """Yield examples as NumPy arrays: all at once of arrays, batch by batch of a dataset.
+    """Yield examples as NumPy arrays: arrays all at once, a dataset batch by batch.
 
     Args:
         data: arrays (x, y) or (x, y, weight), or a dataset that can be read again.
@@ -154,7 +154,7 @@ def labelled_batches(
 
 
 def as_array(values: Any) -> np.ndarray:
-    """Return an array; one of objects for strings, since Keras takes no others."""
+    """Return an array; strings are in one of objects, since Keras takes no others."""
     array = np.asarray(values)
     if array.dtype.kind in "SU":
         return array.astype(object)

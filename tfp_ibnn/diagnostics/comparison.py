@@ -1,4 +1,4 @@
-"""A posterior beside a reference: a table of distances, and a figure of marginals and pairs."""
+"""Compare a posterior with a reference: distances, and a figure of marginals and pairs."""
 
 import math
 from typing import Any, NamedTuple
@@ -18,9 +18,9 @@ from tfp_ibnn.diagnostics.scores import (
 from tfp_ibnn.diagnostics.targets import rows_of
 
 _ROWS = 2000  # of each half of the reference
-_WEIGHTS = 64  # of the bound of the evidence that is shown beside the ELBO
+_WEIGHTS = 64  # averaged in the bound that is shown below the ELBO
 _MESH = 50  # points along each axis of a contour
-_DENSITY_ROWS = 1000  # by which contours are drawn
+_DENSITY_ROWS = 1000  # from which contours are estimated
 _NAMES = ("posterior", "reference")
 
 
@@ -36,7 +36,7 @@ class Comparison(NamedTuple):
             - "MMD, squared" and "sliced Wasserstein distance";
             - "largest error of a mean" and "largest error of a deviation", over all numbers.
         draws: (N, size), draws of the posterior.
-        reference: (N, size), the half of the reference that distances are from.
+        reference: (N, size), the half of the reference that distances are measured from.
     """
 
     scores: dict[str, tuple[Any, Any]]
@@ -129,8 +129,8 @@ def report(
 ) -> Comparison:
     """Compare a posterior with a reference: a table, and a figure by its `plot()`.
 
-    Distances are from one half of the reference, in its standard deviations. Beside them stand
-    those of the other half, below which differences mean nothing.
+    Distances are measured from one half of the reference, in its standard deviations. Next to them
+    are those of the other half: smaller differences mean nothing.
 
     Args:
         posterior: as for `log_weights`, or samples (..., size).
@@ -211,7 +211,7 @@ def _evidence_scores(weights: np.ndarray, evidence: Any) -> dict[str, tuple[Any,
 
 
 def _distances(rows: np.ndarray, reference: np.ndarray) -> dict[str, Any]:
-    """Return the distances of rows from a reference whose coordinates have moments 0 and 1."""
+    """Return the distances of rows from a reference whose coordinates are standardized."""
     mean_errors = np.abs(rows.mean(axis=0))
     deviation_errors = np.abs(rows.std(axis=0) - 1)
     return {

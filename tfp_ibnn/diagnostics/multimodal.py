@@ -15,7 +15,7 @@ _MOST_CLIMBING_STEPS = 1000
 _MODE_DEPTH = 1.0  # nats by which log q must fall between two modes
 _PATH_POINTS = 33
 _BENDS = 100
-_NEIGHBORS = 3  # to which bent paths are tried
+_NEIGHBORS = 3  # higher summits to which bent paths are tried
 
 
 class Modes(NamedTuple):
@@ -42,16 +42,16 @@ def modes(
     Draws climb log q by L-BFGS. Two summits are one mode if log q falls by less than a nat below
     the lower on the best path found between them, straight or bent upwards; on rugged densities
     that may count too many. A mode of mass m is missed with probability (1 - m)^draws: 5 % for m =
-    1.5 %. `unseen`, by Good and Turing, is the share of draws alone at their mode. Costs some 100
-    to 1,100 gradients of log q, each at all draws together.
+    1.5 %. `unseen`, by Good and Turing, is the share of draws that are alone at their mode. Costs
+    about 100 to 1,100 gradients of log q, each at all draws together.
 
     Args:
         posterior: as for `log_weights`; or, with `starts`, any object that has `size`, and `values`
             and `gradients` of rows, such as the target of `diagnostics.hmc`.
         draws: how many draws of the posterior climb.
         starts: (N, size), rows to climb from in place of draws.
-        model: the model whose weights, all of them, the posterior is over: summits that are copies
-            by its symmetries are then one; see `canonical`.
+        model: the model whose weights, all of them, the posterior is over: summits that are
+            copies of each other by its symmetries then count as one; see `canonical`.
         seed: of the draws; equal seeds give equal modes.
 
     Returns:
@@ -175,32 +175,36 @@ class _Landscape:
 
 
 def _merge(landscape: _Landscape, summits: np.ndarray) -> np.ndarray:
-    """Return for each summit, the highest first, the index of the highest one of its mode."""
-    places = np.arange(len(summits))
-    is_higher = places[:, None] > places
+    """Return for each summit, the highest first, the index of the highest one of its mode.
+
+    A summit joins the nearest higher one if the straight path there has no deep gap. Those that
+    join none try bent paths to a few of each other.
+    """
+    indices = np.arange(len(summits))
+    is_higher = indices[:, None] > indices  # of a row's summit, which summits are higher
     distances = cdist(summits, summits)
     distances = np.where(is_higher, distances, np.inf)
     nearest = distances.argmin(axis=1)
     neighbors = summits[nearest]
     falls = landscape.barriers(summits, neighbors)
-    parents = np.where(falls < _MODE_DEPTH, nearest, places)
-    roots = np.flatnonzero(parents == places)
+    parents = np.where(falls < _MODE_DEPTH, nearest, indices)
+    roots = np.flatnonzero(parents == indices)
     pairs = _close_pairs(roots, distances)
     if pairs:
         lower, higher = np.transpose(pairs)
         falls = landscape.barriers(summits[lower], summits[higher], bends=_BENDS)
         is_joined = falls < _MODE_DEPTH
         parents[lower[is_joined]] = higher[is_joined]
-    for place in places:  # those above it are done
-        parents[place] = parents[parents[place]]
+    for index in indices:  # from the highest on, so that a parent has its final one already
+        parents[index] = parents[parents[index]]
     return parents
 
 
-def _close_pairs(places: np.ndarray, distances: np.ndarray) -> list[tuple[int, int]]:
-    """Return pairs (lower, higher) of each place and the closest of the higher ones."""
+def _close_pairs(indices: np.ndarray, distances: np.ndarray) -> list[tuple[int, int]]:
+    """Return pairs (lower, higher) of each summit with those of its neighbors that are higher."""
     pairs = []
-    for lower in places:
-        by_distance = places[np.argsort(distances[lower, places])]
+    for lower in indices:
+        by_distance = indices[np.argsort(distances[lower, indices])]
         for higher in by_distance[:_NEIGHBORS]:
             if higher < lower:
                 pairs.append((lower, higher))

@@ -83,7 +83,7 @@ def importance_bound(
         target: as for `log_weights`.
         draws: how many draws of q in all, at least twice `number`.
         seed: equal seeds give equal draws.
-        number: how many weights each mean is of.
+        number: how many weights each mean is taken over.
 
     Returns:
         The bound in nats, with its standard error.
@@ -95,11 +95,11 @@ def importance_bound(
 
 
 def bound_of(log_weights: np.ndarray, number: int) -> Estimate:
-    """Return what `importance_bound` does, by log-weights.
+    """Return the bound of `importance_bound`, given the log-weights.
 
     Args:
         log_weights: (draws,), a multiple of `number`.
-        number: how many weights each mean is of.
+        number: how many weights each mean is taken over.
 
     Returns:
         The bound in nats, with its standard error.
@@ -131,7 +131,7 @@ def elbo(posterior: Any, target: Any, draws: int = 4096, seed: int = 0) -> Estim
 
 
 def k_hat(log_weights: np.ndarray) -> float:
-    """Return the Pareto k of log-weights (draws,), by ArviZ; infinity if all are alike.
+    """Return the Pareto k of log-weights (draws,), by ArviZ; infinity if all are equal.
 
     Below 0.7 the weights can correct q; above, q misses a part of the posterior (1507.02646).
     """
@@ -140,11 +140,11 @@ def k_hat(log_weights: np.ndarray) -> float:
             from arviz_stats.base import array_stats
         except ModuleNotFoundError as error:
             if not error.name or error.name.split(".")[0] != "arviz_stats":
-                raise  # it is there, but lacks a package of its own
+                raise  # it is installed, but a package that it needs is not
             from arviz import psislw  # before 1.0
 
             return float(psislw(np.array(log_weights, "float64"))[1])
-    log_likelihoods = -np.asarray(log_weights)  # which it takes
+    log_likelihoods = -np.asarray(log_weights)  # ArviZ negates what it is given
     return float(array_stats.psislw(log_likelihoods)[1])
 
 
@@ -155,12 +155,12 @@ def mmd(x: np.ndarray, y: np.ndarray, bandwidth: float | None = None) -> Estimat
     independent rows. Costs O(n^2). Reference: Gretton et al., JMLR 13, 2012.
 
     Args:
-        x: (n, size), rows; of the longer array the first n are taken.
+        x: (n, size), rows; of the longer array only the first n count.
         y: (n, size), rows to compare them with.
         bandwidth: h; None for the median distance of all rows.
 
     Returns:
-        The squared discrepancy, 0 in the mean for equal distributions, with its standard error.
+        The squared discrepancy, 0 on average for equal distributions, with its standard error.
     """
     count = min(len(x), len(y))
     x = x[:count]
@@ -182,7 +182,7 @@ def mmd(x: np.ndarray, y: np.ndarray, bandwidth: float | None = None) -> Estimat
     total = terms.sum()
     pairs = count * (count - 1)
     value = total / pairs
-    # The estimates without each row in turn.
+    # The jackknife: estimates without each row in turn.
     by_row = terms.sum(axis=1)
     without = total - 2 * by_row
     without /= (count - 1) * (count - 2)

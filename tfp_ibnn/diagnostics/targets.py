@@ -1,4 +1,4 @@
-"""What is compared: the log-density of a reference's z or weights, and that of a posterior."""
+"""The log-densities that are compared: a reference's, of z or weights, and a posterior's."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +26,7 @@ _SCALE_WITHOUT_MOMENTS = 0.3  # of a prior that has none, such as a Cauchy distr
 class LatentTarget(Target):
     """log p(y | x, z) + log p(z) for the z of all stochastic layers, one after the other.
 
-    All examples share them, and the weights stay; the prior counts once, whatever `beta`.
+    All examples share one z, and the weights stay fixed; the prior counts once, whatever `beta`.
     """
 
     def _open(self, model: Any, variables: Any, prior_scale: Any, *head: Any) -> tuple[Any, ...]:
@@ -135,9 +135,10 @@ def target_of(
 
 
 class PosteriorDensity(Density):
-    """A posterior, as `log_weights` takes it, as a density of rows (S, size), of its values now.
+    """The density of rows (S, size) under a posterior with its present values.
 
-    The z of all `ibnn.stochastic_layers(model)` stand one after the other.
+    It is one that `log_weights` takes. The z of all `ibnn.stochastic_layers(model)` stand one after
+    the other.
     """
 
     def __init__(self, posterior: Any) -> None:
@@ -184,16 +185,17 @@ def _owners(model: Any) -> list[Any]:
     """Return the posteriors of a model's stochastic layers, a joint one once, or raise."""
     if not isinstance(model, keras.layers.Layer):
         return []
+    # Layers that share a joint posterior have consecutive parts of its vector, from `start` on.
     owners = []
     last_start = 0
     for layer in stochastic_layers(model):
         posterior = getattr(layer, "posterior", None)
         owner = getattr(posterior, "joint", posterior)
         start = getattr(posterior, "start", 0)
-        is_known = any(owner is other for other in owners)
-        if is_known and (owner is not owners[-1] or start < last_start):
+        is_listed = any(owner is other for other in owners)
+        if is_listed and (owner is not owners[-1] or start < last_start):
             raise ValueError("The layers of a JointPosterior must follow each other, in its order.")
-        if not is_known:
+        if not is_listed:
             owners.append(owner)
         last_start = start
     return owners
@@ -232,7 +234,7 @@ def rows_of(posterior: Any, number: int, seed: int) -> np.ndarray:
     Args:
         posterior: samples (..., size); an object whose `samples` are or return such; or a posterior
             as `log_weights` takes it.
-        number: of rows; of samples at most so many, chosen at random.
+        number: of rows; of samples, the largest number that is chosen at random.
         seed: of the choice, or of the draws.
 
     Returns:

@@ -16,8 +16,8 @@ class Conditional(ConfiguredLayer, keras.layers.Layer):
     """A layer whose trainable parameters are weight + linear(condition).
 
     The linear maps start at 0, where the condition makes no difference, and are divided by the root
-    of its size when used: else one step of an adaptive optimizer would move a flow whose condition
-    is wide, such as the units of an encoder, too far, and many such flows would not settle.
+    of its size when used: else one step of an adaptive optimizer would move a flow with a wide
+    condition, such as the units of an encoder, too far, and many such flows would not converge.
 
     Args:
         condition_size: int or None, the size of the last axis of conditions; None, the default,

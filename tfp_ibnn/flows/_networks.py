@@ -74,7 +74,8 @@ class Conditioner(Conditional):
             normal,
             conditional=False,
         )
-        # With biases at 0 all kinks were at 0; wider ones would decide alone which units are on.
+        # With biases at 0 every ReLU would have its kink at 0; with a wider range the biases alone
+        # would decide which units are on.
         limit = inputs**-0.5
         self.bias = self.add_parameter(
             "bias",
@@ -208,9 +209,10 @@ class GivenNetwork(Conditional):
             Tensor (..., features), of the layer's own type.
         """
         if condition is not None:
-            one_of_each_row = inputs[..., :1] + condition[..., :1]
-            rows = ops.zeros_like(one_of_each_row)
-            parts = [inputs + rows, condition + rows]
+            # Adding zeros of the common shape gives both the same leading axes.
+            leading_axes = inputs[..., :1] + condition[..., :1]
+            zeros = ops.zeros_like(leading_axes)
+            parts = [inputs + zeros, condition + zeros]
             inputs = ops.concatenate(parts, axis=-1)
         shape = ops.shape(inputs)
         seen_at_once = shape[-self.ndims :]

@@ -30,8 +30,8 @@ class StochasticAdapter(Stochastic):
     """Wrap a layer with LoRA: activation(K x + alpha / rank * B (z * (A x)) + bias).
 
     Only what the adapter adds is random: z has `rank` channels. `to_stochastic` makes such layers
-    of those on which `enable_lora` was called; A and B become weights of this layer. Reference: Hu
-    et al., LoRA: Low-Rank Adaptation of Large Language Models, arXiv 2106.09685.
+    from those on which `enable_lora` was called; A and B become weights of this layer. Reference:
+    Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, arXiv 2106.09685.
 
     Args:
         layer: one of Keras's own layers, with LoRA or without it.
@@ -103,7 +103,7 @@ class StochasticAdapter(Stochastic):
         training: bool = False,
     ) -> Tensor:
         first, second = self.kernels
-        inputs = ops.cast(inputs, self.layer.compute_dtype)  # as its own call does
+        inputs = ops.cast(inputs, self.layer.compute_dtype)  # as the layer's call does
         inner = keras_internals.call_with(self.layer, inputs, kernel=first, **LINEAR)
         shared = groups is not None
         inner = self._multiply(inner, latent, shared)
@@ -129,12 +129,12 @@ class StochasticAdapter(Stochastic):
 
 
 def _constant(weight: keras.Variable) -> keras.initializers.Initializer:
-    """Return what starts a weight at the value of another one."""
+    """Return an initializer that gives the value of a weight."""
     return keras.initializers.Constant(ops.convert_to_numpy(weight))
 
 
 def _without_adapter(layer: keras.layers.Layer) -> keras.layers.Layer:
-    """Return a built layer with the weights of another one, but for those of its LoRA."""
+    """Return a built layer with the weights of another one, except those of its LoRA."""
     config = layer.get_config()
     plain_config = {key: config[key] for key in config if not key.startswith("lora_")}
     plain = type(layer).from_config(plain_config)
@@ -147,6 +147,6 @@ def _without_adapter(layer: keras.layers.Layer) -> keras.layers.Layer:
 
 
 def _copy_trainability(weights: list[keras.Variable], copies: list[keras.Variable]) -> None:
-    """Let the first copies be trained as the weights are; an adapter's own may follow."""
+    """Make the first copies trainable where the weights are; those of an adapter may follow."""
     for weight, copied in zip(weights, copies, strict=False):
         copied.trainable = weight.trainable

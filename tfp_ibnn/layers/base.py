@@ -26,7 +26,7 @@ CELLS = (layers.LSTMCell, layers.GRUCell, layers.SimpleRNNCell)
 
 
 def is_known(layer: keras.layers.Layer) -> bool:
-    """Whether a layer multiplies by its kernels and does no more: a subclass may do anything."""
+    """Whether a layer only multiplies by its kernels; a subclass may do anything."""
     return type(layer) in (*CONVERTIBLE, *CELLS)
 
 
@@ -41,7 +41,7 @@ def has_lora(layer: keras.layers.Layer) -> bool:
 
 
 def float_policy(layer: keras.layers.Layer) -> Any:
-    """Return the dtype policy of a layer, or that from which it was quantized."""
+    """Return the dtype policy of a layer, or the one that it had before it was quantized."""
     if not is_quantized(layer):
         return layer.dtype_policy
     compute_dtype = layer.compute_dtype
@@ -71,10 +71,10 @@ class StochasticLayer(keras.layers.Wrapper):
     """Whether a prior pulls at the weights of the wrapped layer, as weight decay does."""
 
     kl_scale = 1.0
-    """What multiplies the KL beside beta / train_size; `StochasticModel.compile` sets it."""
+    """A factor of the KL, next to beta / train_size; `StochasticModel.compile` sets it."""
 
     draw_size = 0
-    """How many numbers a latent has, if not `draws_ahead`; predictions hold few of large ones."""
+    """How many numbers a latent has, if not `draws_ahead`; predictions hold few large ones."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class StochasticLayer(keras.layers.Wrapper):
         return self.posterior.summary()
 
     def check_blocks(self, inputs: Tensor, draws: int | None) -> None:
-        """Raise if it is known ahead that a batch does not divide into a block for each draw.
+        """Raise if it is known in advance that a batch does not divide into a block for each draw.
 
         Args:
             inputs: (batch, ...).
@@ -166,7 +166,7 @@ class StochasticLayer(keras.layers.Wrapper):
             )
 
     def forbid(self, *methods: str) -> None:
-        """Let methods of the wrapped layer, which would change its weights, raise from now on."""
+        """Make methods of the wrapped layer that would change its weights raise from now on."""
         for method in methods:
             setattr(self.layer, method, self._refusal_of(method))
 
@@ -206,7 +206,7 @@ class StochasticLayer(keras.layers.Wrapper):
     def claim_posterior(self) -> None:
         """Mark the variables of the posterior, and freeze them if it is not trainable."""
         for variable in self.posterior.variables:
-            variable.of_posterior = True  # by which `two_speed` knows them
+            variable.of_posterior = True  # by which `two_speed` recognizes them
         if not self.posterior.trainable:
             # A flag that came with a config reaches the flows only when it changes.
             self.posterior.trainable = True
@@ -318,7 +318,7 @@ class StochasticLayer(keras.layers.Wrapper):
 
 
 def _check_layer(layer: Any) -> None:
-    """Raise if a stochastic layer cannot be made of a layer."""
+    """Raise if a layer cannot be made stochastic."""
     if not isinstance(layer, keras.layers.Layer):
         raise ValueError(f"`layer` must be a Keras layer such as Dense(10); got {layer!r}.")
     if isinstance(layer, StochasticLayer):
@@ -328,7 +328,7 @@ def _check_layer(layer: Any) -> None:
 
 
 def _average(x: Tensor) -> Tensor:
-    """Return the mean over draws, or the number itself, of which a mean takes 20 operations."""
+    """Return the mean over draws; one number as it is, since a mean takes 20 operations."""
     return mean(x) if len(x.shape) else x
 
 

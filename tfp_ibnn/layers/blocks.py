@@ -14,10 +14,10 @@ def by_block(
     examples: dict[str, Tensor],
     deviations: list[Tensor],
 ) -> Tensor:
-    """Return `one(examples, deviations)` of each draw, on its own block of the examples.
+    """Return the outputs of `one` for each draw, each on its block of the examples.
 
     Args:
-        layer: whose outputs they are, for errors.
+        layer: the one whose outputs they are, for errors.
         one: gives the outputs for one set of weights.
         examples: tensors (batch, ...) by name, `inputs` among them.
         deviations: of the random weights, (draws, ...) each.

@@ -1,4 +1,4 @@
-"""Training and evaluation as a user's own class of models does them, in stochastic models too."""
+"""Training and evaluation as a user's model class defines them, in stochastic models too."""
 
 import functools
 import inspect
@@ -19,13 +19,13 @@ _STRUCTURE = (
     *("compute_output_spec", "from_config", "get_build_config", "get_config"),
     *("load_own_variables", "save_own_variables"),
 )
-"""What a model around another takes from Keras, whatever the class of the other defines."""
+"""What a wrapping model takes from Keras, whatever the class of the model inside defines."""
 
 _OURS = ("keras.", "tfp_ibnn.")
 
 
 def own_methods(kind: type) -> list[str]:
-    """Return which of the `METHODS` a class has from a class of a user's own."""
+    """Return which of the `METHODS` a class has from a user's class."""
     defined = set()
     for owner in kind.__mro__:
         if not owner.__module__.startswith(_OURS):
@@ -35,13 +35,13 @@ def own_methods(kind: type) -> list[str]:
 
 @functools.cache
 def carrying(kind: type, own: type, is_around: bool) -> type:
-    """Return `kind`, a class of ours, with the methods of `own`, a user's class of models.
+    """Return `kind`, a class of this library, with the methods of `own`, a user's model class.
 
     Args:
         kind: a class of stochastic models.
         own: the user's class.
-        is_around: whether models of `kind` have one of `own` inside, as `model`; else they are made
-            as those of `own` are.
+        is_around: whether models of `kind` have one of `own` inside, as `model`; else they are
+            constructed as those of `own` are.
     """
     attributes = {
         "__module__": kind.__module__,
@@ -50,7 +50,7 @@ def carrying(kind: type, own: type, is_around: bool) -> type:
     }
     bases = (_Around, kind, _structure_of_keras(), own) if is_around else (kind, own)
     carrier = type(kind.__name__, bases, attributes)
-    # Files name the class of ours, which loads them.
+    # Files name the class of this library, which loads them.
     register = keras.saving.register_keras_serializable("tfp_ibnn", kind.__name__)
     register(carrier)
     register(kind)
@@ -58,7 +58,7 @@ def carrying(kind: type, own: type, is_around: bool) -> type:
 
 
 def _structure_of_keras() -> type[keras.Model]:
-    """Return a class that has of Keras what a model around another one must not take from it."""
+    """Return a class with what a wrapping model takes from Keras, not from the model inside."""
     structure = {name: inspect.getattr_static(keras.Model, name) for name in _STRUCTURE}
     return type("Structure", (keras.Model,), structure)
 
@@ -74,7 +74,7 @@ class _Around:
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
-        """All metrics: Keras leaves out those of a model inside, and the class perhaps others."""
+        """All metrics: Keras leaves out those of a model inside, the class may omit others."""
         metrics = [*super().metrics]
         metrics += keras_internals.own_metrics(self.model)
         metrics += keras_internals.own_metrics(self)

@@ -27,7 +27,7 @@ def some_stochastic_layers(model: keras.layers.Layer) -> list[StochasticLayer]:
 def set_noise(model: keras.layers.Layer, on: bool) -> None:
     """Switch the noise of all stochastic layers on or off.
 
-    Off, z is its posterior mean and no KL is added; functions that are compiled already follow.
+    Off, z is its posterior mean and no KL is added; functions that are already compiled follow.
 
     Args:
         model: a built model, or layer, with stochastic layers.
@@ -48,7 +48,7 @@ def set_noise(model: keras.layers.Layer, on: bool) -> None:
 
 @contextlib.contextmanager
 def noise_off(model: keras.layers.Layer) -> Iterator[None]:
-    """Switch the noise off for the length of a `with` block, then back to what it was.
+    """Switch the noise off inside a `with` block, then back to what it was.
 
     Example:
         >>> import keras, tfp_ibnn as ibnn
@@ -96,7 +96,7 @@ def freeze(model: keras.layers.Layer, part: str) -> None:
         >>> [weight.name for weight in layer.trainable_weights]
         ['shift', 'raw_scale']
     """
-    # Listed first: what a layer is set to, its weights and sublayers are set to as well.
+    # Listed first, since setting a layer sets its weights and sublayers as well.
     trained = [switch for switch in _switches_of(model, part) if switch.trainable]
     for switch in trained:
         switch.frozen_by_part = True
@@ -106,9 +106,9 @@ def freeze(model: keras.layers.Layer, part: str) -> None:
 def unfreeze(model: keras.layers.Layer, part: str) -> None:
     """Train again what `freeze` has stopped; compile the model again afterwards.
 
-    What was frozen before `freeze`, by `layer.trainable = False`, stays frozen. Files do not tell
-    the two apart: if nothing of the part trains and no `freeze` is known, as in a loaded model, all
-    of the part is trained.
+    What was frozen before `freeze`, by `layer.trainable = False`, stays frozen. Files do not
+    record which is which: if nothing of the part trains and no `freeze` is known, as in a loaded
+    model, all of the part is trained.
 
     Args:
         model: a model with stochastic layers.
@@ -121,7 +121,7 @@ def unfreeze(model: keras.layers.Layer, part: str) -> None:
     if not frozen and not are_trained:
         frozen = switches
     thawed = {id(switch) for switch in frozen}
-    # Listed first: what a layer is set to, its weights and sublayers are set to as well.
+    # Listed first, since setting a layer sets its weights and sublayers as well.
     is_trained = [switch.trainable or id(switch) in thawed for switch in switches]
     for switch, value in zip(switches, is_trained, strict=True):
         switch.trainable = value

@@ -10,7 +10,7 @@ from tfp_ibnn.layers.base import CONVOLUTIONS
 
 
 def convolves(layer: keras.layers.Layer) -> bool:
-    """Whether the functions of this module can stand for the layer's own call."""
+    """Whether the functions of this module can replace the layer's call."""
     return (
         type(layer) in CONVOLUTIONS
         and layer.groups == 1
@@ -20,7 +20,7 @@ def convolves(layer: keras.layers.Layer) -> bool:
 
 
 def finish(layer: keras.layers.Layer, outputs: Tensor) -> Tensor:
-    """Return what a layer makes of what its kernel gave, by bias and activation.
+    """Return the output of a layer, given that of its kernel: add the bias, then activate.
 
     Args:
         layer: one of Keras's own layers.
@@ -37,11 +37,11 @@ def finish(layer: keras.layers.Layer, outputs: Tensor) -> Tensor:
 
 
 class SeparateChannels(NamedTuple):
-    """A convolution of each channel of an input by itself, to be put together for many z.
+    """The convolution of each channel of an input by itself, to be summed for many z.
 
     layer(z * inputs) = activation(bias + sum_c z_c layer_c(inputs)): the convolutions are the same
-    for all z, and what is left for each of them is a sum of few terms. A third of the time: 128
-    draws of LeNet on 128 images take 2.4 s so, and 7.0 s without (TensorFlow, one ARM core).
+    for all z, and what is left for each of them is a sum of few terms. It takes a third of the
+    time: 128 draws of LeNet on 128 images in 2.4 s, instead of 7.0 s (TensorFlow, one ARM core).
     """
 
     layer: keras.layers.Layer
@@ -102,7 +102,7 @@ def noisy_convolution(
 
     It is a convolution of [inputs, normal * inputs] by the kernels [loc * kernel, scale * kernel].
     So the gradients of loc and scale come with that of the kernel, and not from that of the noisy
-    inputs, which for images costs as much again, and nobody else needs.
+    inputs, which for images costs as much again, and which nothing else needs.
 
     Args:
         layer: one that `convolves`.

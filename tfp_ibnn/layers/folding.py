@@ -10,7 +10,7 @@ from tfp_ibnn.layers import base
 
 
 def merged_weights(layer: keras.layers.Layer) -> list[np.ndarray]:
-    """Return the weights of one of Keras's own layers, what LoRA adds being part of the kernel."""
+    """Return the weights of one of Keras's own layers, with LoRA merged into the kernel."""
     values = {weight.name: ops.convert_to_numpy(weight).copy() for weight in layer.weights}
     if base.has_lora(layer):
         first = values.pop("lora_kernel_a")
@@ -75,7 +75,7 @@ def behind_rescaling(
 
 
 def adapt(layer: keras.layers.Layer, like: keras.layers.Layer) -> None:
-    """Give a layer LoRA if another one has it; not all configs tell.
+    """Give a layer LoRA if another one has it, which not all configs record.
 
     Args:
         layer: the one to change.
@@ -99,7 +99,7 @@ def copy_weights(layer: keras.layers.Layer, like: keras.layers.Layer) -> None:
         return
     layer.set_weights(like.get_weights())
     for weight, copied in zip(like.weights, layer.weights, strict=True):
-        copied.trainable = weight.trainable  # beside LoRA the kernel is not
+        copied.trainable = weight.trainable  # with LoRA the kernel is not trained
 
 
 def _copy_quantized(layer: keras.layers.Layer, like: keras.layers.Layer) -> None:
@@ -121,7 +121,7 @@ def _copy_quantized(layer: keras.layers.Layer, like: keras.layers.Layer) -> None
 
 
 def kernel_factors(layer: keras.layers.Layer, scale: np.ndarray) -> np.ndarray | None:
-    """Return by what to multiply a layer's first weight instead of its input.
+    """Return factors of a layer's first weight that replace factors of its input.
 
     The shapes of the kernels: Dense (in, out); convolutions (..., in / groups, out), transposed
     (..., out, in), depthwise and separable (..., in, multiplier).

@@ -89,12 +89,12 @@ class GaussianNLL(keras.losses.Loss):
 class DistributionNLL(keras.losses.Loss):
     """Negative log-likelihood of targets under the distributions that a function makes, in nats.
 
-    A network that is compiled with it is averaged by `MonteCarlo` as such distributions too.
+    `MonteCarlo` averages the distributions of a network that is compiled with it.
 
     Args:
         make: function of the outputs (..., P) that returns a TFP distribution of the targets, with
             the batch shape (...), or (..., D) for D independent numbers, whose losses are summed.
-            `ibnn.tfd` are TFP's distributions for the backend in use. Register the function by
+            `ibnn.tfd` has TFP's distributions for the backend in use. Register the function by
             `keras.saving.register_keras_serializable` for `.keras` files.
         name: of the loss.
         **kwargs: those of `keras.losses.Loss`.
@@ -110,7 +110,7 @@ class DistributionNLL(keras.losses.Loss):
         self, make: Callable[[Tensor], Any], name: str = "distribution_nll", **kwargs: Any
     ) -> None:
         super().__init__(name=name, **kwargs)
-        if isinstance(make, dict):  # of a config
+        if isinstance(make, dict):  # from a config
             make = keras.saving.deserialize_keras_object(make)
         self.make = make
         if not callable(self.make):

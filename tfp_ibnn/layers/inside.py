@@ -1,4 +1,4 @@
-"""Layers inside of layers: where each is, and another one in its place."""
+"""Find layers inside of layers, and put others in their places."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from tfp_ibnn.layers.control import stochastic_layers
 from tfp_ibnn.noise import Pass
 
 LEAVES = (StochasticLayer, *CONVERTIBLE, *CELLS, keras.layers.SpectralNormalization)
-"""What is not opened: it is stochastic, or can become so, or computes with a kernel inside."""
+"""Layers not searched: they are stochastic, can become so, or compute with a kernel inside."""
 
 Steps = tuple[str | int, ...]
 """The way from a model to a layer inside: attributes, and places in lists and graphs."""
@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
     @property
     def shape(self) -> tuple[int | None, ...] | None:
-        """The input shape it was built for; None if it cannot be converted, or not be reached."""
+        """The input shape it was built for; None if it cannot be converted or reached."""
         is_of_a_kind = isinstance(self.layer, CONVERTIBLE) or type(self.layer) in CELLS
         if not is_of_a_kind or not self.layer.built or keras_layers.HIDDEN in self.steps:
             return None
@@ -44,14 +44,14 @@ class Place(NamedTuple):
 
     @property
     def in_graph(self) -> bool:
-        """Whether the graphs around it call it themselves, and have it in their configs."""
+        """Whether the graphs around it call it directly, and have it in their configs."""
         are_graphs = all(map(keras_internals.is_plain_graph, self.owners[1:]))
         attributes = set(self.steps[::2])
         return are_graphs and attributes == {keras_layers.GRAPH}
 
     @contextlib.contextmanager
     def name_scope(self) -> Iterator[None]:
-        """Give variables that are made inside the paths of those that its owners made."""
+        """Give variables that are made in the block the paths that its owners would give them."""
         with contextlib.ExitStack() as stack:
             for owner in self.owners[1:]:
                 stack.enter_context(keras.name_scope(owner.name))
@@ -59,7 +59,7 @@ class Place(NamedTuple):
 
 
 def places(model: keras.layers.Layer) -> dict[Steps, Place]:
-    """Return the layers inside of a model, owners first; what can be stochastic is not opened."""
+    """Return the layers inside of a model, owners first; what can be stochastic is not searched."""
     found: dict[Steps, Place] = {}
     _add_places((model,), (), found, visited={id(model)})
     return found
@@ -83,7 +83,7 @@ def _add_places(
 
 
 def replace(model: keras.layers.Layer, layers: Mapping[Steps, keras.layers.Layer]) -> None:
-    """Put built layers in the places of others, wherever in the model these are used.
+    """Replace layers by built ones, wherever in the model they are used.
 
     Args:
         model: the model to change.
@@ -128,14 +128,14 @@ def restore(model: keras.layers.Layer, saved: Sequence[tuple[Steps, dict[str, An
 
 
 def bind(model: keras.layers.Layer) -> None:
-    """Show all stochastic layers of a model to each posterior; one may be of several layers."""
+    """Show all stochastic layers of a model to each posterior; layers may share one."""
     layers = stochastic_layers(model)
     for layer in layers:
         layer.posterior.bind(layers)
 
 
 def called_inside(model: keras.layers.Layer) -> list[StochasticLayer]:
-    """Return the stochastic layers that other layers call, in loops perhaps."""
+    """Return the stochastic layers that other layers call, perhaps in loops."""
     return [
         place.layer
         for place in places(model).values()

@@ -41,7 +41,7 @@ _POINT_FACTORS: dict[Callable[..., Any], Callable[[float], float]] = {
 The noise is Gaussian, or Laplacian for absolute errors, and relative for percentages.
 """
 
-_TOLERANCE = 0.01  # between outputs; `loss_weights` rounded to three digits pass
+_TOLERANCE = 0.01  # between outputs, so that `loss_weights` rounded to three digits pass
 _ROWS = 32  # Keras's own batch size
 
 
@@ -66,7 +66,7 @@ def kl_scale(
         copies: number of copies of each example in a training batch.
 
     Returns:
-        The factor of the KL beside beta / train_size.
+        The factor of the KL in addition to beta / train_size.
 
     Raises:
         ValueError: If a `noise_scale` is given for losses that do not leave it open.
@@ -128,8 +128,8 @@ def scale_of(model: keras.Model) -> float | None:
 def first_batch(arguments: dict[str, Any]) -> tuple[Any, Any] | None:
     """Return inputs and targets of one batch of what `fit` was given, or None if it has none.
 
-    Of arrays it takes examples from the whole length. A generator, in `arguments`, is replaced by
-    one that starts with the batch that was taken out of it.
+    From arrays it takes examples at equal distances. A generator in `arguments` is replaced by one
+    that starts with the batch that was taken from it.
 
     Args:
         arguments: of `fit`, by name; changed if `x` is a generator.
@@ -142,7 +142,7 @@ def first_batch(arguments: dict[str, Any]) -> tuple[Any, Any] | None:
     if y is not None:
         return _rows_of_all(x, y, arguments.get("batch_size") or _ROWS)
     if isinstance(x, keras.utils.PyDataset):
-        batch = copy.copy(x)[0]  # it may count what is taken
+        batch = copy.copy(x)[0]  # a copy, since it may count what is taken
     elif _is_stream(x):
         batches = iter(x)
         batch = next(batches, None)
@@ -155,7 +155,7 @@ def first_batch(arguments: dict[str, Any]) -> tuple[Any, Any] | None:
 
 
 def _rows_of_all(x: Any, y: Any, size: int) -> tuple[Any, Any]:
-    """Return so many examples of arrays, at equal distances."""
+    """Return `size` examples of arrays, at equal distances."""
     number = len(keras.tree.flatten(x)[0])
     rows = np.linspace(0, number - 1, min(number, size))
     rows = rows.astype(int)
@@ -184,12 +184,12 @@ def _function(loss: keras.losses.Loss) -> Callable[..., Any] | None:
 
 
 def _leaves_noise_open(loss: keras.losses.Loss) -> bool:
-    """Whether a loss says nothing of how noisy the targets are, as a squared error."""
+    """Whether a loss says nothing about how noisy the targets are, like a squared error."""
     return _function(loss) in _POINT_FACTORS
 
 
 def _is_known(loss: keras.losses.Loss) -> bool:
-    """Whether it is known over what a loss averages."""
+    """Whether it is known what a loss averages over."""
     if isinstance(loss, (GaussianNLL, DistributionNLL)):
         return True
     known = (*_BY_EXAMPLE, *_BY_POSITION, *_BY_NUMBER, *_POINT_FACTORS)
@@ -197,7 +197,7 @@ def _is_known(loss: keras.losses.Loss) -> bool:
 
 
 def _needs_values(part: OutputLoss) -> bool:
-    """Whether only the values of a loss can show over what it averages: classes, or numbers."""
+    """Whether only the values of a loss can show what it averages over: classes, or numbers."""
     if not isinstance(part.y_pred, keras.KerasTensor) or _is_known(part.loss):
         return False
     sizes = part.y_pred.shape[1:]
@@ -234,7 +234,7 @@ def _answers(part: OutputLoss, copies: int) -> float | None:
 
 
 def _share_of_kept(*tensors: Any) -> float:
-    """Return which share of the values the masks of all tensors keep."""
+    """Return the share of the values that the masks of all tensors keep."""
     masks = [keras_internals.mask_of(tensor) for tensor in tensors]
     kept = [ops.convert_to_numpy(mask).astype(bool) for mask in masks if mask is not None]
     if not kept:

@@ -25,7 +25,7 @@ _LEAST_VARIANCE = 1e-16  # the square root has no derivative at 0, where an inpu
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class MeanFieldLayer(StochasticLayer):
-    """Wrap a layer: its kernel is the mean of a Gaussian whose scales the posterior has.
+    """Wrap a layer: its kernel is the mean of a Gaussian whose scales are in the posterior.
 
     `MeanField.wrap` and `to_stochastic` make it.
 
@@ -146,7 +146,7 @@ class MeanFieldLayer(StochasticLayer):
         return Flipped(noise, sign_in, sign_out)
 
     def _normal(self, forward_pass: Pass) -> Callable[..., Tensor]:
-        """Return what gives the normal numbers of a pass: (count, shape, stddev=1)."""
+        """Return the function (count, shape, stddev=1) that draws the normal numbers of a pass."""
         return functools.partial(forward_pass.source.normal, **self._kind_of_numbers())
 
     def _kind_of_numbers(self) -> dict[str, Any]:
@@ -233,9 +233,9 @@ class MeanFieldLayer(StochasticLayer):
     def _outputs_of_subclass(
         self, inputs: Tensor, latent: Explicit, mask: Any, training: bool
     ) -> Tensor:
-        """Return what a layer's own `call` gives for random weights, activation and all.
+        """Return what a layer's `call` gives for random weights, activation included.
 
-        Nothing is known of it, so that each set of weights is a sum, in full precision.
+        Nothing is known about it, so each set of weights is summed first, in full precision.
         """
         parameters = inspect.signature(self.layer.call).parameters
         options = {"training": training} if "training" in parameters else {}
@@ -315,7 +315,7 @@ class MeanFieldLayer(StochasticLayer):
         """Return the outputs for means + signs * deviations, as a sum of linear maps.
 
         Flipout: sign_out * layer(sign_in * x; deviation) is the layer with the deviation multiplied
-        by signs, which differ from example to example at the cost of one pass more. The two kernels
+        by signs, which differ from example to example at the cost of one more pass. The two kernels
         of a separable convolution make four terms; there the signs of the inputs are those of the
         first, and the signs of the outputs those of the second.
 
@@ -351,7 +351,7 @@ class MeanFieldLayer(StochasticLayer):
         return None
 
     def _local_noise(self, inputs: Tensor, noise: Tensor) -> Tensor:
-        """Return what is added to the outputs at the means, as Gaussian weights give it.
+        """Return the noise that Gaussian weights add to the outputs at the means.
 
         A sum of Gaussians w x has the variance scale^2 x^2.
         """

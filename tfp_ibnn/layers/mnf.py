@@ -24,7 +24,7 @@ class Multiplied(NamedTuple):
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class MNFLayer(MeanFieldLayer):
-    """Wrap a layer: z multiplies its kernel, the mean of a Gaussian whose scales `MNF` has.
+    """Wrap a layer: z multiplies its kernel, the mean of a Gaussian whose scales are in `MNF`.
 
     `MNF.wrap` and `to_stochastic` make it.
 

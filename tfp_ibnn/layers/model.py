@@ -15,7 +15,7 @@ from tfp_ibnn.layers.noise_model import NoiseModel
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class StochasticModel(NoiseModel, keras.Model):
-    """A Functional Keras model that knows of its noise.
+    """A Functional Keras model with stochastic layers.
 
     It reports the likelihood part of the loss as `nll` and the KL divergence of all layers, in
     nats, as `kl`; loss = nll + kl_scale * beta * kl / train_size where nothing else adds to it, and
@@ -50,7 +50,7 @@ class StochasticModel(NoiseModel, keras.Model):
         config = dict(config)
         name = config.pop("carried", None)
         if name is not None and cls is StochasticModel:
-            # A class of the user's, which the file names.
+            # The file names a class of the user's.
             users_class = keras.saving.get_registered_object(name, custom_objects)
             if users_class is not None:
                 kind = carrying(cls, users_class, is_around=False)
@@ -68,8 +68,8 @@ class StochasticModel(NoiseModel, keras.Model):
 class StochasticSubclass(NoiseModel, keras.Model):
     """A model with a `call` of its own, in which `to_stochastic` has made layers stochastic.
 
-    It trains as a `StochasticModel` does, or as your class says where it has, say, a `train_step`
-    of its own. `model` is the copy of yours, of your class.
+    It trains as a `StochasticModel` does, or as your class does where it defines, say,
+    `train_step`. `model` is the copy of yours, of your class.
 
     Args:
         model: a built Keras model, or its config.

@@ -58,7 +58,7 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
     """
 
     default_posterior: ClassVar[Callable[[], ZPosterior]]
-    """Makes the posterior of a layer that is given none; the room of posteriors sets it."""
+    """Makes the posterior of a layer that is given none; `tfp_ibnn.posteriors` sets it."""
 
     is_plain_product: ClassVar[bool] = True
     """Whether the output is layer(z * x), by the `call` and `apply` of this class.
@@ -103,7 +103,7 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
             self.activity_regularizer = layer.activity_regularizer  # the layer's call is not used
 
     def _check_kernel_is_known(self) -> None:
-        """Raise if it is not known where the kernel of the layer is, between two factors."""
+        """Raise if it is unknown how to put the kernel of the layer between two factors."""
         layer = self.layer
         is_kernel = base.is_known(layer) and not base.is_quantized(layer)
         if not is_kernel or self.noise != "channel":
@@ -171,7 +171,7 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
 
     def _between_factors(self, inputs: Tensor, latent: Tensor, shared: bool) -> Tensor:
         """Return activation(bias + z_out * kernel(z_in * inputs)), for a latent of both."""
-        inputs = ops.cast(inputs, self.layer.compute_dtype)  # as its own call does
+        inputs = ops.cast(inputs, self.layer.compute_dtype)  # as the layer's call does
         z_in, z_out = self._split(latent)
         product = self._multiply(inputs, z_in, shared)
         outputs = keras_internals.call_with(self.layer, product, **LINEAR)
@@ -179,7 +179,7 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         return finish(self.layer, outputs)
 
     def _split(self, latent: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the channels of a latent for the inputs, and those for what else it has."""
+        """Return the channels of a latent for the inputs, and the others."""
         return latent[..., : self._channels], latent[..., self._channels :]
 
     def mean_latent(self) -> Tensor:
@@ -218,7 +218,7 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         return math.prod(sizes)
 
     def shares_work(self, inputs: Any) -> bool:
-        # `separate_channels` takes memory as for one draw more for each channel of the input, so it
+        # `separate_channels` takes the memory of one more draw for each channel of the input, so it
         # is left to small networks, of which the first convolution is a large part.
         if not (self.is_plain_product and self.draws_ahead and self._convolves_image):
             return False
@@ -303,7 +303,7 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
             )
         if len(known) == len(drawn):
             return z
-        # Or a product would repeat what turns out to be one position.
+        # Otherwise a product would repeat what turns out to be one position.
         positions = ops.shape(inputs)[1:-1]
         return ops.reshape(z, (ops.shape(z)[0], *positions, z.shape[-1]))
 
@@ -324,7 +324,7 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
 
     @property
     def _convolves_image(self) -> bool:
-        """Whether the layer is a convolution of few channels, whose work can be arranged anew."""
+        """Whether the layer is a convolution of few channels, whose work can be rearranged."""
         if self._multiplies_outputs or self.posterior.channels > _FEW_CHANNELS:
             return False
         return convolves(self.layer) and self.layer.compute_dtype == self.compute_dtype
@@ -341,7 +341,7 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         inputs = self._as_float(inputs)
         rank = len(inputs.shape)
         if rank < 2 and not isinstance(inputs, keras.KerasTensor):
-            raise self._wrong_shape(inputs.shape)  # a graph may add an axis yet
+            raise self._wrong_shape(inputs.shape)  # a graph may still add an axis
         if self.built and rank == len(self._input_shape):
             if inputs.shape[-1] not in (None, self._channels):
                 raise ValueError(

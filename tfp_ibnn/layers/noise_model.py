@@ -20,7 +20,7 @@ from tfp_ibnn.layers.control import stochastic_layers
 from tfp_ibnn.layers.tracking import LossPart, TrainSizeCheck, first_bad
 
 _EXACT = 2**24
-"""Up to here float32, in which Keras's metrics count, has all whole numbers."""
+"""Up to this number float32, in which Keras's metrics count, has all whole numbers."""
 
 
 class NoiseModel(TakesStrings):
@@ -65,7 +65,7 @@ class NoiseModel(TakesStrings):
             **kwargs: those of `keras.Model.compile`.
         """
         self._jit_is_open = jit_compile == "auto"
-        if not self._jit_is_open:  # a `compile` of a user's own need not take it
+        if not self._jit_is_open:  # a user's `compile` need not take it
             kwargs["jit_compile"] = jit_compile
         super().compile(*args, **kwargs)
         if noise_scale is not None:
@@ -82,7 +82,7 @@ class NoiseModel(TakesStrings):
 
     def _warn_of_weight_decay(self) -> None:
         """Warn if the optimizer pulls at weights that have a prior."""
-        # What scales losses is around it.
+        # A loss-scaling optimizer wraps it.
         optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         optimizer = getattr(optimizer, "deterministic", optimizer)
         for layer in stochastic_layers(self):
@@ -126,7 +126,7 @@ class NoiseModel(TakesStrings):
             rows.check_rows(self)
         args, kwargs = with_strings((args, kwargs))
         bound = inspect.signature(super().fit).bind(*args, **kwargs)
-        # A `fit` of a user's own may have them among its `**kwargs`.
+        # A user's `fit` may have them among its `**kwargs`.
         takes_callbacks = "callbacks" in bound.signature.parameters
         arguments = bound.arguments if takes_callbacks else bound.kwargs
         callbacks = arguments.get("callbacks")
@@ -289,7 +289,7 @@ class NoiseModel(TakesStrings):
         return faults[int(number)]
 
     def save_own_variables(self, store: Any) -> None:
-        """Save what the layers inside do not save themselves: the random state of Keras's own."""
+        """Save what the layers inside do not save themselves: the random state of Keras layers."""
         super().save_own_variables(store)
         serialization.save(store, self._random_states_of_keras())
 
@@ -330,7 +330,7 @@ class NoiseModel(TakesStrings):
         loss = plain(x, y, y_pred, sample_weight, **options)
         is_in_loss = self._losses_were_read
         added = keras_internals.added_loss(self)
-        if not is_in_loss:  # by a `compute_loss` of a user's own
+        if not is_in_loss:  # a user's `compute_loss` left it out
             loss = loss + added
         if not keras_internals.has_value(self._last_kl):  # called outside of Keras's own functions
             return loss

@@ -15,7 +15,7 @@ from tfp_ibnn.layers.multiplicative import Stochastic
 from tfp_ibnn.noise import current
 
 _GRU_OPTIONS = {"implementation": 1, "dropout": 0.5, "recurrent_dropout": 0.5}
-"""With these a GRU's cell multiplies by the masks that it is given, for each gate its own."""
+"""With these a GRU's cell multiplies by the masks that it is given, one for each gate."""
 
 
 def _of_the_cell(name: str) -> Callable[..., Any]:
@@ -63,7 +63,7 @@ class StochasticCell(Stochastic, keras_internals.DropoutRNNCell):
 
     @property
     def kernel(self) -> Any:
-        """Raise as Keras expects it where cuDNN, which would pass the noise by, cannot be used."""
+        """Raise as Keras expects it where cuDNN, which would bypass the noise, cannot be used."""
         raise NotImplementedError("The kernel of a stochastic cell has no value of its own.")
 
     @property
@@ -104,7 +104,7 @@ class StochasticCell(Stochastic, keras_internals.DropoutRNNCell):
     def _gru_step(
         self, inputs: Tensor, state: Tensor, factor: Tensor, training: bool
     ) -> tuple[Tensor, list[Tensor]]:
-        """Take a step of a GRU, which also carries its state on, past the kernel.
+        """Take a step of a GRU, which also carries its state past the kernel.
 
         What only the kernel sees is multiplied by the masks of its dropout, if there is one for
         each gate: there the factor of the state goes.

@@ -21,7 +21,7 @@ _KNOWN = ("keras.", "keras_hub.", "tfp_ibnn.")
 """Modules whose layers keep the examples on the first axis, each a row."""
 
 _SIZE = 16
-"""Of an axis whose size the model leaves open."""
+"""The size of made-up inputs along axes that the model leaves open."""
 
 _TOLERANCE = 0.01
 
@@ -57,7 +57,7 @@ def check_rows(model: keras.Model, run: Run | None = None) -> None:
     """Raise if an example's rows are not consecutive in the input of a stochastic layer.
 
     It is found by running the model on two examples, and on three of which the first and the last
-    are the same two. Models that made-up inputs do not suit are not checked.
+    are the same two. A model that fails on made-up inputs is not checked.
 
     Args:
         model: a built model.
@@ -176,7 +176,7 @@ def _first_misplaced(model: keras.Model, run: Run | None) -> LayerInput | None:
 def _is_excused(
     values: np.ndarray, swapped: np.ndarray, again: np.ndarray, replaced: np.ndarray
 ) -> bool:
-    """Whether rows of examples, though other ones with other examples, may be in order.
+    """Whether rows may be in order although they depend on the other examples.
 
     Args:
         values: the input of a layer for two examples.
@@ -185,7 +185,7 @@ def _is_excused(
         replaced: that with another first example.
     """
     half = len(values) // 2
-    # A layer of a user's own may normalize by the batch,
+    # A user's layer may normalize by the batch,
     keeps_order = _is_close(values, np.roll(swapped, half, axis=0))
     # draw noise at prediction by seeds of Keras, which start afresh in each run,
     keeps_apart = _is_close(values[half:], replaced[half:])

@@ -26,11 +26,11 @@ class TrainSizeCheck(keras.callbacks.Callback):
             self.model._check_train_size(steps)
         self._is_open = False
 
-    on_test_begin = on_epoch_end  # validation starts the metrics again
+    on_test_begin = on_epoch_end  # validation resets the metrics
 
 
 class LossPart(keras.metrics.Mean):
-    """The mean of a part of the loss; a loop over all metrics, with targets, passes it by."""
+    """The mean of a part of the loss; a loop that updates all metrics with targets skips it."""
 
     def update_state(self, *_: Any, **__: Any) -> None:
         """Do nothing: see `record`."""

@@ -17,18 +17,18 @@ class Likelihood(Configured):
     """What one output of a network says about its target.
 
     *Outputs* are what the network returns, (..., width). *Logits* are what it gives to its last
-    activation, `end`: `outputs` makes the former of the latter. Without an activation ("linear")
-    they are the same.
+    activation, `end`; `outputs` turns logits into outputs. Without an activation ("linear") they
+    are the same.
 
-    A kind of output defines what the verbs that it is for ask:
+    A subclass defines the methods that its uses need:
 
     - `MonteCarlo`: `draws`, `divergence`, `statistics`, `scores`, `pair`, `loss`;
     - posteriors over weights, such as `Laplace`: `targets`, `log_prob`, `hessian_factors`;
     - `calibrate`: `fit`, `predict`, `nll`, `evidence`, `scaled`, `strata`.
 
     Give an instance as the `head` of `MonteCarlo` or of a posterior over weights. To be saved, its
-    class is registered by `keras.saving.register_keras_serializable`, and has the arguments of its
-    constructor as attributes.
+    class must be registered by `keras.saving.register_keras_serializable`, and keep the arguments
+    of its constructor as attributes.
 
     Args:
         width: size of the last axis of the outputs; None if it is unknown.
@@ -63,7 +63,7 @@ class Likelihood(Configured):
         return {"": self}
 
     def split(self, values: Any) -> dict[str, Any]:
-        """Return what belongs to each output by name."""
+        """Return the values of each output by name."""
         return {"": values}
 
     def split_given(self, what: str, values: Any, for_all: bool = False) -> dict[str, Any]:
@@ -77,11 +77,11 @@ class Likelihood(Configured):
         return {"": values}
 
     def join(self, values: dict[str, Any]) -> Any:
-        """Return what `split` has taken apart."""
+        """Put together what `split` has taken apart."""
         return values[""]
 
     def check_outputs(self, outputs: Any) -> None:
-        """Raise if a network has other outputs than this likelihood."""
+        """Raise if the outputs of a network are not those of this likelihood."""
         if isinstance(outputs, dict):
             heads = dict.fromkeys(outputs, "softmax")
             raise ValueError(f"The model has several outputs: give `head` for each, like {heads}.")
@@ -130,8 +130,8 @@ class Likelihood(Configured):
     def divergence(self, draw: Tensor, mean: Tensor) -> Tensor:
         """Return how far a draw is from the mean, in nats or as a square.
 
-        Its average over some draws must be that from their own mean, plus the divergence of their
-        own mean: true of squared distances and of KL.
+        Its average over some draws must be their average divergence from their own mean, plus the
+        divergence of that mean: this holds for squared distances and for KL.
 
         Args:
             draw: from `draws`, (..., examples, ...).
@@ -247,7 +247,7 @@ class Likelihood(Configured):
         raise self._missing("scaled")
 
     def fit(self, outputs: np.ndarray, y: np.ndarray, weight: np.ndarray | None = None) -> Any:
-        """Return the parameter of the least NLL of the averaged prediction.
+        """Return the parameter with the lowest NLL of the averaged prediction.
 
         Args:
             outputs: (examples, draws, width).
@@ -319,7 +319,7 @@ class Likelihood(Configured):
         raise self._missing("evidence")
 
     def strata(self, y: np.ndarray) -> np.ndarray:
-        """Return whole numbers: targets of one number are spread evenly over parts of the data."""
+        """Return the strata of targets, whole numbers: splits of the data spread each evenly."""
         raise self._missing("strata")
 
     def noise_scale(self, parameter: Any) -> float | None:
@@ -331,7 +331,7 @@ class Likelihood(Configured):
 
 
 def check_each(y: np.ndarray, is_good: Callable[..., Any], what: str, want: str) -> None:
-    """Raise for the first example that is not good, or not of numbers.
+    """Raise for the first example that is not valid, or not numeric.
 
     Args:
         y: (examples, ...).
@@ -350,7 +350,7 @@ def check_each(y: np.ndarray, is_good: Callable[..., Any], what: str, want: str)
 
 
 def with_rank(weight: Tensor, rank: int) -> Tensor:
-    """Return weights of a rank.
+    """Return weights with a given number of axes.
 
     Args:
         weight: of examples or positions.
@@ -367,7 +367,7 @@ def with_rank(weight: Tensor, rank: int) -> Tensor:
 
 
 def or_nan(values: Tensor, valid: Tensor) -> Tensor:
-    """Mark invalid values, so that nothing false comes out later.
+    """Replace invalid values by NaN, so that no result hides them.
 
     Args:
         values: a tensor.

@@ -24,15 +24,16 @@ class Categorical(Likelihood):
         log p(y) = log softmax(logits)_y
         S has the columns sqrt(p_c) (e_c - p)
 
-    Targets are classes (examples,), of labels (N,), (N, 1) or, one-hot, (N, width). A draw holds
+    Targets are classes (examples,), from labels (N,), (N, 1) or, one-hot, (N, width). A draw holds
     class probabilities; the uncertainty within it is their entropy, and its divergence from the
     mean is KL[draw || mean], whose average over draws is the mutual information of label and
     network. The loss is minus the log-probability of the label under the mean.
 
     `calibrate` fits a temperature T, which divides the logits of every draw: outputs become
-    logits / T, or softmax(log p / T) of probabilities. Where every prediction is right, doubt keeps
-    it above 0. Its prediction is the probabilities (examples, classes), and the evidence accuracy,
-    NLL, Brier score, and ECE with the floor that a perfectly calibrated network of that size has.
+    logits / T, or softmax(log p / T) of probabilities. A weak prior keeps it
+    above 0 where every prediction is right. The prediction is the probabilities (examples,
+    classes); the evidence is accuracy, NLL, Brier score, and ECE with its floor, the ECE of a
+    perfectly calibrated network on as many examples.
 
     Args:
         from_logits: whether the outputs are logits, not probabilities.
@@ -200,7 +201,7 @@ def classes(y: Any, count: int, what: str, one_hot: bool | None = None) -> np.nd
         one_hot: whether they must be one-hot, or must not be; None takes either form.
 
     Raises:
-        ValueError: for other shapes, and for what is not a class.
+        ValueError: for other shapes, and for values that are not classes.
     """
     y = np.asarray(y)
     if one_hot is not False and y.shape[1:] == (count,):

@@ -11,7 +11,7 @@ from tfp_ibnn.likelihoods.numbers import Numbers
 
 
 class Distribution(Numbers):
-    """What a function makes of the outputs: a TFP distribution of the targets, with its moments.
+    """A TFP distribution of the targets, which a function makes from the outputs.
 
     A prediction keeps all outputs, as `parameters`: the loss is minus the log-density under the
     equal mixture of all draws' distributions.
@@ -65,6 +65,6 @@ class Distribution(Numbers):
 
 
 def _merged(values: Tensor) -> Tensor:
-    """Return values with draws and examples on one axis: in training, there is one too."""
+    """Return values with draws and examples on one axis, as in training, where there is one."""
     positions = ops.shape(values)[2:]
     return ops.reshape(values, (-1, *positions))

@@ -17,7 +17,7 @@ from tfp_ibnn.likelihoods.numbers import Numbers
 from tfp_ibnn.likelihoods.temperature import best_scale
 
 _HALVINGS = 40
-"""Which narrow 16 standard deviations down to the precision of float32."""
+"""Bisections that narrow 16 standard deviations down to the precision of float32."""
 
 
 class Point(Numbers):
@@ -27,10 +27,10 @@ class Point(Numbers):
 
     The loss of a prediction is the squared error, since a density needs the scale.
 
-    In `calibrate` the parameter is a standard deviation for each output, which counts beside the
-    spread of the draws; `scaled` puts it behind the outputs. The prediction is a Gaussian with the
-    mean of the draws and their total variance, (examples, 2, size), and the evidence RMSE, NLL
-    (summed over the numbers), CRPS, and the coverage of 90 % intervals.
+    In `calibrate` the parameter is a standard deviation for each output, which adds to the spread
+    of the draws; `scaled` puts it after the outputs. The prediction is a Gaussian with the mean of
+    the draws and their total variance, (examples, 2, size); the evidence is RMSE, NLL (summed over
+    the numbers), CRPS, and the coverage of 90 % intervals.
 
     Args:
         width: how many numbers; None if it is unknown.
@@ -86,7 +86,7 @@ class Point(Numbers):
 
     def scaled(self, outputs: Tensor, parameter: Any) -> Tensor:
         scales = np.asarray(parameter).tolist()
-        # In full precision, and of Keras's own layers: a file needs no class for it.
+        # In full precision, and by Keras's own layers, so that a file needs no class for it.
         constant = keras.layers.Rescaling(0.0, scales, dtype="float32")
         concatenate = keras.layers.Concatenate(dtype="float32")
         return concatenate([outputs, constant(outputs)])
@@ -170,7 +170,7 @@ class Point(Numbers):
         return np.average(is_inside, axis=1, weights=weight)
 
     def strata(self, y: np.ndarray) -> np.ndarray:
-        """Return blocks of ten examples of like first targets."""
+        """Return strata of ten examples with similar first targets."""
         order = np.argsort(y[:, 0])
         rank = np.argsort(order)
         return rank // 10
@@ -184,7 +184,7 @@ class Gaussian(Point):
     """Numbers (examples, width / 2) with their standard deviations: the output of a `GaussianHead`.
 
     S S^T is the expected Hessian: S is diagonal, with 1 / scale for the means, and
-    sqrt(2) / scale * d scale / d logit for what the scales are made of. Intervals are those of new
+    sqrt(2) / scale * d scale / d logit for the logits of the scales. Intervals are those of new
     observations, quantiles of the mixture of all draws; the loss is that of a Gaussian with the
     total variance. In `calibrate` the parameter is a factor for all standard deviations.
 

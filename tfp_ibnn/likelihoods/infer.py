@@ -52,7 +52,7 @@ def likelihood_of(
         head: "softmax", "sigmoid", "gaussian", "point", a function that makes a TFP distribution,
             or a `Likelihood`; None finds out. Of several outputs a dict or list of them.
         from_logits: whether the outputs are logits; None finds out.
-        remedy: what to write if nothing says what the output means, for the error.
+        remedy: what the error advises if nothing says what the output means.
 
     Raises:
         ValueError: if it is unknown, or if what is known contradicts the arguments.
@@ -108,7 +108,7 @@ def likelihood_for_calibration(model: keras.Model, loss: Any) -> tuple[Likelihoo
         loss: a Keras loss; None takes the model's own.
 
     Raises:
-        ValueError: if there is no one loss, or one that cannot be calibrated.
+        ValueError: if there is not exactly one loss, or one that cannot be calibrated.
     """
     own_losses = keras.tree.flatten(model.loss if loss is None and model.compiled else loss)
     if len(own_losses) != 1 or own_losses[0] is None:
@@ -185,7 +185,7 @@ def predicts_numbers(model: keras.Model) -> bool:
 
 
 def _names_of_heads(heads: Mapping[str, Any]) -> list[str]:
-    """Return the names of outputs, in the order of their numbers if they have no other names."""
+    """Return the names of outputs, in numerical order if the names are numbers."""
     if all(name.isdecimal() for name in heads):
         return sorted(heads, key=int)
     return list(heads)

@@ -28,7 +28,7 @@ class Labels(Categorical):
     an axis of its own, so that entropies and divergences are those of two classes; the user sees
     that of yes.
 
-    `calibrate` takes one label alone, as classes (examples,). At a temperature T, outputs are
+    `calibrate` takes only one label, as classes (examples,). At a temperature T, outputs are
     logits / T, or sigmoid(log(p / (1 - p)) / T) of probabilities; the prediction has the
     probabilities of both answers, (examples, 2).
 

@@ -33,7 +33,7 @@ _OPERATIONS = {"Softmax": "softmax", "LogSoftmax": "log_softmax", "Sigmoid": "si
 def activation_of(model: keras.Model) -> str | None:
     """Return the name of the activation of a model's one output.
 
-    A linear cast behind it does not count. That of a `GaussianHead` is "gaussian"; None is unknown.
+    A linear cast after it does not count. For a `GaussianHead` it is "gaussian"; None is unknown.
     """
     layer = output_layer(model)
     while isinstance(layer, (StochasticLayer, layers.TimeDistributed)):

@@ -15,7 +15,7 @@ from tfp_ibnn.metrics._mean import RootMeanSquaredError, RunningMean
 class Numbers(Likelihood):
     """Numbers, of which a network predicts the mean and perhaps the variance.
 
-    A kind of number defines `draws`, its means and variances, and `loss`, minus the log-density of
+    A subclass defines `draws`, the means and variances, and `loss`, minus the log-density of
     the targets. Targets are finite numbers (examples, size), of (N,) too if the size is 1. The
     divergence of a draw from the mean is the squared distance, so a prediction is split by the law
     of total variance: `aleatoric` is the mean of the draws' variances, `epistemic` the variance of

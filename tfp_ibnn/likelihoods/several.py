@@ -1,4 +1,4 @@
-"""Models with several outputs, each with a name and a kind of its own."""
+"""Models with several outputs, each with its name and kind."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -39,7 +39,7 @@ class Several(Likelihood):
     def check_outputs(self, outputs: Any) -> None:
         names = sorted(self.parts)
         if not isinstance(outputs, dict):
-            raise ValueError(f"The outputs are one without a name, but `head` has {names}.")
+            raise ValueError(f"The model has one output without a name, but `head` has {names}.")
         if sorted(outputs) != names:
             raise ValueError(f"The outputs are {sorted(outputs)}, but `head` has {names}.")
 

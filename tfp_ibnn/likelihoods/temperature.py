@@ -7,9 +7,9 @@ from scipy.optimize import brentq, minimize_scalar
 from scipy.special import logsumexp, softmax
 
 BOUNDS = (0.01, 100.0)
-"""Between which a temperature is sought."""
+"""The bounds between which a temperature is sought."""
 DOUBT = 2.0
-"""What a temperature of e or 1 / e must gain on all examples together, in nats, for a choice."""
+"""The nats that a temperature of e or 1 / e must gain, on all examples together, in a choice."""
 
 _IMPOSSIBLE = math.log(np.finfo("float64").tiny)
 """In place of the logarithm of 0: 0 * -inf would be NaN."""
@@ -18,13 +18,13 @@ _IMPOSSIBLE = math.log(np.finfo("float64").tiny)
 def best_temperature(
     log_p: np.ndarray, y: np.ndarray, weight: np.ndarray | None = None, doubt: float = 0.0
 ) -> float:
-    """Return the temperature T of the least negative log-likelihood of averaged draws.
+    """Return the temperature T with the lowest negative log-likelihood of averaged draws.
 
         NLL(T) = -mean_i log mean_s softmax(log_p_is / T)[y_i] + doubt * log(T)^2 / N
 
     It is where the slope in log T is 0: about ten evaluations find that root to the precision of
-    the numbers, where a search over the values of the NLL, which is flat near its minimum, takes
-    more for less. For one draw, the NLL without doubt has only one minimum.
+    the numbers. A search over the NLL itself, which is flat near its minimum, takes more of them
+    and is less precise. For one draw, the NLL without doubt has only one minimum.
 
     The last term is a normal prior over log T. Without it (`doubt` 0) the temperature is that of
     the data alone, and where every prediction is right it is the lower bound: `TemperatureScaling`
@@ -88,7 +88,7 @@ def best_scale(
     start: float,
     weight: np.ndarray | None = None,
 ) -> float:
-    """Return the scale s of the least NLL of Gaussians with the variance spread + s^2 * unit.
+    """Return the scale s with the lowest NLL of Gaussians with the variance spread + s^2 * unit.
 
     The search is over log s from 7 below to 5 above that of `start`.
 

@@ -59,12 +59,12 @@ coverage: $(TF) ## The same, and which lines it reaches (a third slower)
 
 test-jax: $(JAX) ## Test on JAX, but for what need not be shown twice
 	KERAS_BACKEND=jax $(QUIET) $(ONE_THREAD) $(UNOPTIMISED) $(SHARED) $(VENV_JAX)/bin/python -m pytest \
-		tests $(PARALLEL) -m "not slow and not install and not once" $(ARGS)
+		tests $(PARALLEL) -m "not slow and not smoke and not install and not once" $(ARGS)
 
 test-gpu: $(ACTIVE)/.installed ## Test on a GPU what depends on one; KERAS_BACKEND=jax for JAX
 	$(QUIET) $(SHARE_GPU) $(ACTIVE)/bin/python -m pytest tests --gpu -n $(or $(JOBS),4) \
 		--dist worksteal $(ARGS) \
-		-m "not slow and not install$(if $(filter jax,$(KERAS_BACKEND)), and not once)"
+		-m "not slow and not smoke and not install$(if $(filter jax,$(KERAS_BACKEND)), and not once)"
 
 test-slow: $(TF) $(JAX) ## Run the long trainings, on both backends
 	KERAS_BACKEND=tensorflow $(QUIET) $(VENV)/bin/python -m pytest -m slow $(ARGS)

@@ -7,6 +7,8 @@ from keras import layers, ops
 
 import tfp_ibnn as ibnn
 
+pytestmark = pytest.mark.smoke
+
 ON_JAX = keras.backend.backend() == "jax"
 LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 

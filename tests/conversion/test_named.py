@@ -64,14 +64,19 @@ def test_other_errors():
         ibnn.layers.DenseFlipout(4)
 
 
+def files_of_warnings(caught):
+    """Return where warnings of regularizers point; Keras has others on JAX."""
+    return [x.filename for x in caught if "kernel_regularizer" in str(x.message)]
+
+
 def test_a_regularizer_beside_the_prior_is_named_at_the_users_line():
     with pytest.warns(UserWarning, match="`kernel_regularizer`.*prior twice") as caught:
         ibnn.layers.DenseFlipout(4, train_size=10, kernel_regularizer="l2")
-    assert caught[0].filename == __file__
+    assert files_of_warnings(caught) == [__file__]
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, kernel_regularizer="l2")])
     with pytest.warns(UserWarning, match="`kernel_regularizer`.*prior twice") as caught:
         ibnn.to_stochastic(model, ibnn.MeanField(), train_size=10)
-    assert caught[0].filename == __file__
+    assert files_of_warnings(caught) == [__file__]
 
 
 def test_arguments_show_in_signatures_and_are_missed_by_name():

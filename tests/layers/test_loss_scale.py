@@ -270,6 +270,21 @@ def test_a_batch_is_measured_and_still_trained_on(kind):
     assert int(model.optimizer.iterations) == 2
 
 
+@pytest.mark.once
+def test_a_generator_loses_no_batch_in_a_fit_of_the_users_that_does_not_name_it():
+    class Mine(keras.Model):
+        def fit(self, **kwargs):
+            return super().fit(**kwargs)
+
+    det = network(3, 5, 2, mask=True)
+    model = stochastic(Mine(det.inputs, det.outputs))
+    model.compile(keras.optimizers.SGD(0.0), SPARSE(True), run_eagerly=True)
+    batches = ((PADDED[k : k + 4], STEPS[k : k + 4]) for k in (0, 4))
+    model.fit(x=batches, verbose=0, shuffle=False)
+    assert model.get_compile_config()["kl_scale"] == pytest.approx(1 / 3.5)
+    assert int(model.optimizer.iterations) == 2
+
+
 def keras_dataset(x, y):
     tf = pytest.importorskip("tensorflow")
     return tf.data.Dataset.from_tensor_slices((x, y)).batch(4)

@@ -126,25 +126,23 @@ class NoiseModel(TakesStrings):
             rows.check_rows(self)
         args, kwargs = with_strings((args, kwargs))
         bound = inspect.signature(super().fit).bind(*args, **kwargs)
-        # A user's `fit` may have them among its `**kwargs`.
-        takes_callbacks = "callbacks" in bound.signature.parameters
-        arguments = bound.arguments if takes_callbacks else bound.kwargs
-        callbacks = arguments.get("callbacks")
+        callbacks = _holder(bound, "callbacks").get("callbacks")
         is_ready = isinstance(callbacks, keras.callbacks.CallbackList)
-        is_whole_epoch = arguments.get("steps_per_epoch") is None
+        is_whole_epoch = _holder(bound, "steps_per_epoch").get("steps_per_epoch") is None
         if is_whole_epoch and not is_ready and not self._warned_of_train_size:
             # First, so that no other callback has touched the metrics.
             callbacks = [TrainSizeCheck(), *keras.tree.flatten(callbacks or [])]
         notice = FirstBatch(self.train_function)
         if not is_ready:
             callbacks = [notice, *keras.tree.flatten(callbacks or [])]
+        _holder(bound, "callbacks")["callbacks"] = callbacks
         if self.compiled and self._kl_scale is None:
-            self._measure_kl_scale(arguments)
+            data = {name: _holder(bound, name).get(name) for name in ("x", "y", "batch_size")}
+            self._measure_kl_scale(data)
+            if data["x"] is not None:
+                _holder(bound, "x")["x"] = data["x"]
         with notice:
-            if takes_callbacks:
-                arguments["callbacks"] = callbacks
-                return super().fit(*bound.args, **bound.kwargs)
-            return super().fit(*bound.args, **{**bound.kwargs, "callbacks": callbacks})
+            return super().fit(*bound.args, **bound.kwargs)
 
     def _symbolic_outputs(self) -> Any:
         """Return the outputs as symbolic tensors with their masks, or None if these are unknown."""
@@ -366,3 +364,16 @@ class NoiseModel(TakesStrings):
         model = super().from_config(config, custom_objects)
         inside.restore(model, saved)
         return model
+
+
+def _holder(bound: inspect.BoundArguments, name: str) -> dict[str, Any]:
+    """Return the dict in which a call has an argument, or would have it.
+
+    A user's `fit` may take what it does not name in its `**kwargs`.
+    """
+    parameters = bound.signature.parameters
+    if name not in parameters:
+        for parameter in parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                return bound.arguments.setdefault(parameter.name, {})
+    return bound.arguments

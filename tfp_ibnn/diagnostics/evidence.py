@@ -222,7 +222,8 @@ class _Cloud:
         totals = logsumexp(log_weights, axis=1)
         self.log_evidences += totals - math.log(self._particles)
         weights = np.exp(log_weights - totals[:, None])
-        survivors = self._w[self._survivors(weights)]
+        places = self._survivors(weights)
+        survivors = self._w[places]
         self._w = self._moves(survivors, hotter, self._rng)
         self.heat = hotter
 

@@ -94,7 +94,8 @@ class _HiddenLayer(NamedTuple):
         squares_in = np.sum(self.incoming**2, axis=1)
         squares_out = np.sum(self.outgoing**2, axis=2)
         squares_in = np.maximum(squares_in, _TINY)
-        ratio = squares_out / squares_in + _TINY
+        ratio = squares_out / squares_in
+        ratio = ratio + _TINY
         by_input = ratio[:, None, :]
         by_output = ratio[:, :, None]
         self.incoming[...] *= by_input**0.25

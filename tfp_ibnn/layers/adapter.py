@@ -141,7 +141,8 @@ def _without_adapter(layer: keras.layers.Layer) -> keras.layers.Layer:
     input_shape = layer.get_build_config()["input_shape"]
     plain.build(input_shape)
     weights = [weight for weight in layer.weights if not weight.name.startswith("lora_")]
-    plain.set_weights([ops.convert_to_numpy(weight).copy() for weight in weights])
+    values = [ops.convert_to_numpy(weight).copy() for weight in weights]
+    plain.set_weights(values)
     _copy_trainability(weights, plain.weights)
     return plain
 

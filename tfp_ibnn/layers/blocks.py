@@ -27,7 +27,8 @@ def by_block(
     """
     first = deviations[0]
     if first.shape[0] == 1:
-        return one(examples, [x[0] for x in deviations])
+        of_only_draw = [deviation[0] for deviation in deviations]
+        return one(examples, of_only_draw)
     inputs = examples["inputs"]
     layer.check_blocks(inputs, first.shape[0])
     batch = ops.shape(inputs)[0]

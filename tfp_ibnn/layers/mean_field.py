@@ -362,7 +362,8 @@ class MeanFieldLayer(StochasticLayer):
         squares = ops.square(full)
         variance = self._linear(squares, [kernel_variance], *bias_variance)
         variance = ops.maximum(variance, _LEAST_VARIANCE)
-        added = ops.sqrt(variance) * noise
+        scale = ops.sqrt(variance)
+        added = scale * noise
         return ops.cast(added, inputs.dtype)
 
     def _not_local(self, why: str) -> ValueError:

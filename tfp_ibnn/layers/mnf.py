@@ -72,11 +72,13 @@ class MNFLayer(MeanFieldLayer):
             sets = self._sets(forward_pass, count)
         if not forward_pass.losses:
             draw = self._draw_z(forward_pass, (sets,), training)
-            return self._without_kl(Multiplied(draw.z, noise))
+            latent = Multiplied(draw.z, noise)
+            return self._without_kl(latent)
         draw = self._draw_z(forward_pass, (1, sets), training)
         first = Draw(draw.z[:1], draw.kl[:1], draw.entropy[:1])  # for the KL
         kl, entropy = self._kl_and_entropy(forward_pass, first)
-        return Draw(Multiplied(draw.z[1:], noise), kl, entropy)
+        latent = Multiplied(draw.z[1:], noise)
+        return Draw(latent, kl, entropy)
 
     def _draw_z(self, forward_pass: Pass, counts: tuple[int | Tensor, ...], training: bool) -> Draw:
         """Return draws of z.

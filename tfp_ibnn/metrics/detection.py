@@ -178,7 +178,8 @@ def finite_vector(name: str, values: Any, count: int | None = None) -> np.ndarra
     Returns:
         The numbers (count,).
     """
-    flat = np.asarray(values).astype("float64").ravel()
+    array = np.asarray(values)
+    flat = array.astype("float64").ravel()
     if not flat.size:
         raise ValueError(f"`{name}` must hold at least one number; got none.")
     if count not in (None, len(flat)):

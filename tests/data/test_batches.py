@@ -197,8 +197,8 @@ def test_a_model_can_be_evaluated_on_the_batches_again_and_again():
         ({"shard": (0, 1, 2)}, "`shard` must be .index, count."),
         ({"shard": (-1, 2)}, "shard"),
         ({"shard": (0, 0)}, "shard"),
-        ({"shard": (0, 3)}, "batch of 4 .* 3 shares"),
-        ({"shard": (0, 2)}, "batch of 3 .* 2 shares.*`drop_remainder`"),
+        ({"shard": (0, 3)}, "batch of 4 .* 3 equal shares"),
+        ({"shard": (0, 2)}, "batch of 3 .* 2 equal shares.*`drop_remainder`"),
     ],
 )
 def test_bad_arguments_are_named(changed, message):

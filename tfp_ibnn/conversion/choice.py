@@ -1,7 +1,7 @@
 """Which layers of a model become stochastic, and by which posterior."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -10,7 +10,7 @@ from keras import layers
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.protocols import PosteriorTemplate
 from tfp_ibnn.layers.base import CELLS, CONVERTIBLE, has_lora, is_quantized
-from tfp_ibnn.layers.inside import Place, Steps, places
+from tfp_ibnn.layers.inside import Place, Steps
 
 _SILENT = (
     layers.BatchNormalization,
@@ -50,11 +50,11 @@ class Choice(NamedTuple):
         )
 
 
-def choose(model: keras.Model, templates: Mapping[str, PosteriorTemplate]) -> Choice:
+def choose(candidates: Collection[Place], templates: Mapping[str, PosteriorTemplate]) -> Choice:
     """Return which layers of a model become stochastic, by the first pattern that matches each.
 
     Args:
-        model: a built model without stochastic layers.
+        candidates: the places of the layers inside of a model, none of them stochastic.
         templates: posteriors by patterns of the names or paths of layers.
 
     Returns:
@@ -63,7 +63,6 @@ def choose(model: keras.Model, templates: Mapping[str, PosteriorTemplate]) -> Ch
     Raises:
         ValueError: If no layer can be converted, or a pattern converts none.
     """
-    candidates = places(model).values()
     convertible = [place for place in candidates if place.shape is not None]
     # A layer around one that can be converted needs no warning: what is inside is converted.
     around = {id(owner) for place in convertible for owner in place.owners}

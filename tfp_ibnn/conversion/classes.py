@@ -7,9 +7,8 @@ from typing import Any
 import keras
 
 from tfp_ibnn._core import keras_internals
-from tfp_ibnn.conversion.copying import is_opened
-from tfp_ibnn.conversion.transfer import settings
-from tfp_ibnn.layers.carried import carrying, own_methods
+from tfp_ibnn.conversion.graph import is_opened
+from tfp_ibnn.layers.carried import carrying, own_methods, settings
 from tfp_ibnn.layers.model import StochasticModel, StochasticSubclass, class_around
 
 

@@ -10,11 +10,11 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.protocols import PosteriorTemplate
 from tfp_ibnn.conversion.choice import checked_templates, choose
 from tfp_ibnn.conversion.classes import deterministic_model, stochastic_model
-from tfp_ibnn.conversion.copying import copy_of, folded_copy_of
+from tfp_ibnn.conversion.copying import check_built, folded_copy_of, plain_copy_of
 from tfp_ibnn.layers import StochasticLayer, stochastic_layers
 from tfp_ibnn.layers.base import check_train_size
 from tfp_ibnn.layers.control import some_stochastic_layers
-from tfp_ibnn.layers.inside import Steps, places, replace
+from tfp_ibnn.layers.inside import Place, Steps, places, replace
 from tfp_ibnn.layers.model import StochasticModel, StochasticSubclass
 from tfp_ibnn.layers.multiplicative import NOISES, REDUCTIONS
 from tfp_ibnn.layers.rows import check_rows
@@ -73,12 +73,14 @@ def to_stochastic(
     checks.positive_integer("train_samples", train_samples)
     checks.one_of("noise", noise, NOISES)
     checks.one_of("kl_reduction", kl_reduction, REDUCTIONS)
-    copy = copy_of(model)
+    check_built(model)
     if stochastic_layers(model):
         raise ValueError(f"{model.name!r} is already stochastic; `to_deterministic` undoes that.")
-    choice = choose(model, checked_templates(posterior))
+    copy = plain_copy_of(model)
+    # Patterns are matched with the names of the original: layers of the copy may have others.
+    choice = choose(places(model).values(), checked_templates(posterior))
     options = {"noise": noise, "kl_reduction": kl_reduction}
-    wrapped = _wrap(copy, choice.templates, train_size, seed, options)
+    wrapped = _wrap(places(copy), choice.templates, train_size, seed, options)
     replace(copy, wrapped)
     if choice.unchanged:
         warnings.warn(choice.explanation.strip(), stacklevel=2)
@@ -88,7 +90,7 @@ def to_stochastic(
 
 
 def _wrap(
-    copy: keras.Model,
+    inside: Mapping[Steps, Place],
     templates: Mapping[Steps, PosteriorTemplate],
     train_size: int,
     seed: int | None,
@@ -97,14 +99,13 @@ def _wrap(
     """Return built stochastic layers around the chosen layers of a copy, by their places.
 
     Args:
-        copy: of the model, with plain layers.
+        inside: the plain layers of the copy, by their places.
         templates: of the chosen layers, by their places.
         train_size: number of training examples.
         seed: of the noise of the first layer, from which the others count on; None takes the
             templates'.
         options: `noise` and `kl_reduction` of `wrap`.
     """
-    inside = places(copy)
     depth = len(templates)
     # By identity: a template of several layers is one, which they may have in common.
     at_depth = {id(template): template.at_depth(depth) for template in templates.values()}

@@ -1,6 +1,5 @@
 """Copies of models: new layers, with the same weights."""
 
-import contextlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -9,13 +8,37 @@ import keras
 
 from tfp_ibnn._core import keras_internals, keras_layers
 from tfp_ibnn.conversion import transfer
-from tfp_ibnn.conversion.graph import functional_graph
+from tfp_ibnn.conversion.graph import functional_graph, is_opened
 from tfp_ibnn.layers import StochasticLayer, inside, stochastic_layers
 from tfp_ibnn.layers.base import CONVERTIBLE
-from tfp_ibnn.layers.model import StochasticModel
 
 Convert = Callable[[keras.layers.Layer], keras.layers.Layer]
 """What makes a new layer of an old one."""
+
+
+def check_built(model: Any) -> None:
+    """Raise if something is not a built Keras model."""
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"`model` must be a Keras model; got {model!r}.")
+    if not model.built:
+        raise ValueError(
+            f"Model {model.name!r} is not built: begin it with a keras.Input, or call "
+            "`model.build(input_shape)`, or use it once."
+        )
+
+
+def plain_copy_of(model: keras.Model) -> keras.Model:
+    """Return a copy of a model without stochastic layers; see `copy_of`.
+
+    Args:
+        model: a built model.
+
+    Raises:
+        ValueError: If a layer cannot be made from its config.
+    """
+    copy = _rebuilt(model, _copy_layer)
+    transfer.carry_over(model, copy)
+    return copy
 
 
 def copy_of(model: keras.Model) -> keras.Model:
@@ -30,6 +53,7 @@ def copy_of(model: keras.Model) -> keras.Model:
     Raises:
         ValueError: If it is not a built model, or a layer of it cannot be made from its config.
     """
+    check_built(model)
     copy = _rebuilt(model, _copy_layer)
     inside.restore(copy, inside.configs(model))
     transfer.carry_over(model, copy)
@@ -93,13 +117,6 @@ def _fold_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
 
 def _rebuilt(model: keras.Model, convert: Convert) -> keras.Model:
     """Return a built model of new layers, whose weights are not the original's yet."""
-    if not isinstance(model, keras.Model):
-        raise ValueError(f"`model` must be a Keras model; got {model!r}.")
-    if not model.built:
-        raise ValueError(
-            f"Model {model.name!r} is not built: begin it with a keras.Input, or call "
-            "`model.build(input_shape)`, or use it once."
-        )
     if is_opened(model):
         return _Rebuilder(convert).model(model)
     copy = _copy_layer(model)
@@ -108,23 +125,6 @@ def _rebuilt(model: keras.Model, convert: Convert) -> keras.Model:
         copy.build_from_config(config)
         copy.built = True  # as where Keras loads a model: it builds only the layers inside
     return copy
-
-
-def is_opened(model: Any) -> bool:
-    """Whether a copy of a model is made layer by layer, and not by the model's own config."""
-    if functional_graph(model) is None:
-        return False
-    if keras_internals.is_plain_graph(model) or isinstance(model, StochasticModel):
-        return True
-    # A class of its own may know how to make layers that do not know it themselves.
-    return all(_has_config(layer) for layer in model.layers) or not _has_config(model)
-
-
-def _has_config(layer: keras.layers.Layer) -> bool:
-    """Whether a layer can be made again from its config."""
-    with contextlib.suppress(Exception):  # whatever is wrong with it
-        return type(layer).from_config(layer.get_config()) is not None
-    return False
 
 
 class _Rebuilder:

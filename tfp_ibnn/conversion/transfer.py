@@ -1,7 +1,6 @@
 """What a copy of a model gets from the original: weights, settings, vocabularies."""
 
 import contextlib
-import inspect
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ from keras import ops
 from tfp_ibnn._core import keras_internals, keras_layers
 from tfp_ibnn.layers import StochasticLayer, folding, inside
 from tfp_ibnn.layers.base import is_quantized
+from tfp_ibnn.layers.carried import arguments, settings
 from tfp_ibnn.layers.inside import Place, Steps
 
 Places = dict[Steps, Place]
@@ -143,12 +143,12 @@ def _carry_layer(layer: keras.layers.Layer, copy: keras.layers.Layer) -> None:
 def _carry_settings(layer: keras.layers.Layer, copy: keras.layers.Layer) -> None:
     """Give a copy what was set after the constructor; raise on what its constructor did not get."""
     values = settings(copy)
-    arguments = _arguments(layer)
+    parameters = arguments(layer)
     for name, value in settings(layer).items():
         is_known = name in values
         if is_known and values[name] == value:
             continue
-        is_argument = name.removeprefix("_") in arguments
+        is_argument = name.removeprefix("_") in parameters
         if is_argument and isinstance(value, (dict, list, tuple)):
             continue  # which the constructor may have in another form
         if is_known and is_argument:
@@ -157,44 +157,6 @@ def _carry_settings(layer: keras.layers.Layer, copy: keras.layers.Layer) -> None
                 layer, f"`{name}` of {layer.name!r} is {value!r}, and {other!r} in the copy"
             )
         setattr(copy, name, value)
-
-
-def settings(layer: keras.layers.Layer) -> dict[str, Any]:
-    """Return the numbers, texts and containers of these that a class of the user's own keeps."""
-    kind = getattr(layer, "carried", None) or type(layer)
-    if kind.__module__.startswith(("keras.", "tfp_ibnn.")):
-        return {}
-    of_keras = {*keras_internals.bookkeeping(), "train_samples"}
-    # Private attributes are Keras's more often, but for those that keep an argument.
-    private = {f"_{name}" for name in _arguments(layer)}
-    values = {}
-    for name, value in vars(layer).items():
-        is_of_user = name not in of_keras and (not name.startswith("_") or name in private)
-        if is_of_user and _is_setting(value):
-            values[name] = _plain(value)
-    return values
-
-
-def _is_setting(value: Any) -> bool:
-    """Whether a value is a number or a text, or holds nothing else but None."""
-    if isinstance(value, (dict, list, tuple)):
-        parts = [*value, *value.values()] if isinstance(value, dict) else value
-        return all(part is None or _is_setting(part) for part in parts)
-    return isinstance(value, (bool, int, float, str))
-
-
-def _plain(value: Any) -> Any:
-    """Return a copy of a setting, without Keras's containers, which belong to one layer."""
-    if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_plain(part) for part in value]
-    return value
-
-
-def _arguments(layer: keras.layers.Layer) -> Collection[str]:
-    """Return the names of what the constructor of a layer takes."""
-    return inspect.signature(type(layer).__init__).parameters
 
 
 def _options(layer: keras.layers.Layer) -> str | None:

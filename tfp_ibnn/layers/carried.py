@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+from collections.abc import Collection
 from typing import Any
 
 import keras
@@ -31,6 +32,44 @@ def own_methods(kind: type) -> list[str]:
         if not owner.__module__.startswith(_OURS):
             defined.update(vars(owner))
     return [name for name in METHODS if name in defined]
+
+
+def settings(layer: keras.layers.Layer) -> dict[str, Any]:
+    """Return the numbers, texts and containers of these that a class of the user's own keeps."""
+    kind = getattr(layer, "carried", None) or type(layer)
+    if kind.__module__.startswith(_OURS):
+        return {}
+    of_keras = {*keras_internals.bookkeeping(), "train_samples"}
+    # Private attributes are Keras's more often, but for those that keep an argument.
+    private = {f"_{name}" for name in arguments(layer)}
+    values = {}
+    for name, value in vars(layer).items():
+        is_of_user = name not in of_keras and (not name.startswith("_") or name in private)
+        if is_of_user and _is_setting(value):
+            values[name] = _plain(value)
+    return values
+
+
+def _is_setting(value: Any) -> bool:
+    """Whether a value is a number or a text, or holds nothing else but None."""
+    if isinstance(value, (dict, list, tuple)):
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        return all(part is None or _is_setting(part) for part in parts)
+    return isinstance(value, (bool, int, float, str))
+
+
+def _plain(value: Any) -> Any:
+    """Return a copy of a setting, without Keras's containers, which belong to one layer."""
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_plain(part) for part in value]
+    return value
+
+
+def arguments(layer: keras.layers.Layer) -> Collection[str]:
+    """Return the names of what the constructor of a layer takes."""
+    return inspect.signature(type(layer).__init__).parameters
 
 
 @functools.cache

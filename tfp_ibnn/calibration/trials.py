@@ -15,7 +15,8 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.progress import silent
 from tfp_ibnn.calibration.engine import Engine, State, copy_of_optimizer
 from tfp_ibnn.calibration.examples import Examples, Training, Validation, read
-from tfp_ibnn.conversion.convert import copy_of, to_stochastic
+from tfp_ibnn.conversion.convert import to_stochastic
+from tfp_ibnn.conversion.copying import copy_of
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.likelihoods import Likelihood
 from tfp_ibnn.posteriors import NormalAffine

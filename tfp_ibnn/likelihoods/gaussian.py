@@ -14,10 +14,8 @@ from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn.layers.heads import GaussianHead, gaussian_nll, matched
 from tfp_ibnn.likelihoods.base import diagonal, or_nan
 from tfp_ibnn.likelihoods.numbers import Numbers
+from tfp_ibnn.likelihoods.quantiles import bisected
 from tfp_ibnn.likelihoods.temperature import best_scale
-
-_HALVINGS = 40
-"""Bisections that narrow 16 standard deviations down to the precision of float32."""
 
 
 class Point(Numbers):
@@ -195,6 +193,7 @@ class Gaussian(Point):
 
     free_scale = False
     has_density = True
+    predicts_scale = True
     variants: ClassVar[dict[str, bool]] = {"": False, " + scale": True}
     column = "factor"
 
@@ -240,8 +239,8 @@ class Gaussian(Point):
     def interval(self, draws: Tensor, within: Tensor, level: float) -> tuple[Tensor, Tensor]:
         scale = ops.sqrt(within)
         tail = (1 - level) / 2
-        lower = _mixture_quantile(draws, scale, tail)
-        upper = _mixture_quantile(draws, scale, 1 - tail)
+        lower = mixture_quantile(draws, scale, tail)
+        upper = mixture_quantile(draws, scale, 1 - tail)
         return lower, upper
 
     def loss(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
@@ -277,24 +276,19 @@ class Gaussian(Point):
         return None
 
 
-def _mixture_quantile(loc: Tensor, scale: Tensor, probability: float) -> Tensor:
-    """Return a quantile of equal mixtures of Gaussians (draws, ...), by bisection."""
+def mixture_quantile(loc: Tensor, scale: Tensor, probability: float) -> Tensor:
+    """Return a quantile of equal mixtures of Gaussians.
 
-    def halve(_: Any, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        lower, upper = ends
-        middle = (lower + upper) / 2
-        cdf = _mixture_cdf(loc, scale, middle)
-        is_below = cdf < probability
-        lower = ops.where(is_below, middle, lower)
-        upper = ops.where(is_below, upper, middle)
-        return lower, upper
-
+    Args:
+        loc: means (draws, ...).
+        scale: standard deviations, of the same shape.
+        probability: between 0 and 1.
+    """
     # Each Gaussian holds all but 1e-15 of its mass within 8 standard deviations.
     reach = 8 * scale
     lower = ops.min(loc - reach, axis=0)
     upper = ops.max(loc + reach, axis=0)
-    lower, upper = ops.fori_loop(0, _HALVINGS, halve, (lower, upper))
-    return (lower + upper) / 2
+    return bisected(lambda x: _mixture_cdf(loc, scale, x), lower, upper, probability)
 
 
 def _mixture_cdf(loc: Tensor, scale: Tensor, x: Tensor) -> Tensor:

@@ -130,16 +130,21 @@ def _checked_teacher(teacher: Any) -> MonteCarlo:
 
 
 class _Lessons(keras.Model):
-    """A student that is trained to a teacher's predictions, in the place of targets."""
+    """A student that is trained to a teacher's predictions, in the place of targets.
+
+    A copy of the teacher's network is trained as it predicts: without dropout and random changes of
+    its own, with the averages of batch normalization. It sees what the teacher sees.
+    """
 
     def __init__(self, student: Student) -> None:
         super().__init__()
         self.network = student.network
+        self.is_copy = student.is_copy
         self.likelihood = student.likelihood
         self.built = True
 
     def call(self, inputs: Any, training: bool | None = None) -> Tensor:
-        return self.network(inputs, training=training)
+        return self.network(inputs, training=training and not self.is_copy)
 
     def compute_loss(
         self,

@@ -44,6 +44,7 @@ class Student(NamedTuple):
     network: keras.Model
     likelihood: SecondOrder
     second_head: layers.Dense | None = None  # None if the network has outputs of its own
+    is_copy: bool = False  # of the teacher's network
 
     def begin(self, teacher: dict[str, Tensor]) -> None:
         """Set the second head to the constant that fits a teacher's prediction best.
@@ -84,7 +85,8 @@ def copied_student(teacher: MonteCarlo, likelihood: SecondOrder) -> Student:
         )
     features = _features(graph)
     first = _logits(network, teacher.likelihood)
-    return _with_second_head(network, first, features, likelihood)
+    student = _with_second_head(network, first, features, likelihood)
+    return student._replace(is_copy=True)
 
 
 def given_student(network: Any, likelihood: SecondOrder) -> Student:

@@ -154,15 +154,22 @@ class _Lessons(keras.Model):
         sample_weight: Any = None,
         training: bool = True,
     ) -> Tensor:
-        outputs = ops.cast(y_pred, checks.full_precision(y_pred.dtype))
+        dtype = checks.full_precision(y_pred.dtype)
+        outputs = ops.cast(y_pred, dtype)
         losses = self.likelihood.distillation_loss(outputs, y)
         mask = keras_internals.mask_of(y_pred)
-        if mask is None:
-            return backend.mean(losses) + sum(self.losses)
-        weight = with_rank(ops.cast(mask, losses.dtype), len(losses.shape))
-        weight = ops.broadcast_to(weight, ops.shape(losses))
-        total = ops.sum(weight * losses) / ops.maximum(ops.sum(weight), 1)
-        return total + sum(self.losses)
+        return _mean(losses, mask) + sum(self.losses)
+
+
+def _mean(losses: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the mean of losses (examples, ...) over all positions that are not padding."""
+    if mask is None:
+        return backend.mean(losses)
+    weight = ops.cast(mask, losses.dtype)
+    weight = with_rank(weight, len(losses.shape))
+    weight = ops.broadcast_to(weight, ops.shape(losses))
+    count = ops.maximum(ops.sum(weight), 1)
+    return ops.sum(weight * losses) / count
 
 
 def _train(
@@ -173,9 +180,9 @@ def _train(
     optimizer = keras.optimizers.Adam(_RATE) if is_default else keras.optimizers.get(optimizer)
     lessons = _Lessons(student)
     lessons.compile(optimizer, jit_compile=backend.jit_pays())
-    optimizer.build(lessons.trainable_variables)
+    lessons.optimizer.build(lessons.trainable_variables)
     say = printer(verbose)
-    with keras_internals.values_kept([*lessons.variables, *optimizer.variables]):
+    with keras_internals.values_kept([*lessons.variables, *lessons.optimizer.variables]):
         for epoch in range(epochs):
             if time.monotonic() > end:
                 say(

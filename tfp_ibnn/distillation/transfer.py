@@ -50,9 +50,10 @@ class StoredTransfer:
         self.count = -(-examples.size // batch_size)
 
     def epoch(self, number: int) -> Iterator[Lesson]:
-        for index in _shuffled(self._examples.size, self._batch_size, (self._seed, number)):
+        examples = self._examples
+        for index in _shuffled(examples.size, self._batch_size, self._seed, number):
             prediction = {name: part[index] for name, part in self._predictions.items()}
-            yield self._examples.take(index).x, prediction
+            yield examples.take(index).x, prediction
 
 
 class LiveTransfer:
@@ -89,11 +90,12 @@ class LiveTransfer:
             yield x, self._predict(x, stream)
 
     def _inputs(self, epoch: int) -> Iterator[Any]:
-        if isinstance(self._data, Examples):
-            for index in _shuffled(self._data.size, self._batch_size, (self._seed, epoch)):
-                yield self._data.take(index).x
+        data = self._data
+        if isinstance(data, Examples):
+            for index in _shuffled(data.size, self._batch_size, self._seed, epoch):
+                yield data.take(index).x
             return
-        _, batches = dataset_batches(self._data, "data")
+        _, batches = dataset_batches(data, "data")
         for batch in batches:
             x, *_ = keras.utils.unpack_x_y_sample_weight(batch)
             yield keras.tree.map_structure(as_array, x)
@@ -132,13 +134,20 @@ def transfer_of(
 
 def _with_options(teacher: MonteCarlo, **options: Any) -> MonteCarlo:
     """Return a teacher with other options, and without entries that a student does not need."""
-    without = {"interval": None, "standard_error": False, "return_samples": False}
+    options = {
+        **teacher.options(),
+        "interval": None,
+        "standard_error": False,
+        "return_samples": False,
+        **options,
+    }
     with warnings.catch_warnings(action="ignore"):  # the user has seen what it warns of
-        return MonteCarlo(teacher.inner, **{**teacher.options(), **without, **options})
+        return MonteCarlo(teacher.inner, **options)
 
 
-def _shuffled(size: int, batch_size: int, seed: tuple[int, int]) -> Iterator[np.ndarray]:
-    """Yield the indices of batches, in an order that a seed decides."""
-    order = np.random.default_rng(seed).permutation(size)
+def _shuffled(size: int, batch_size: int, seed: int, epoch: int) -> Iterator[np.ndarray]:
+    """Yield the indices of batches, in an order that a seed and the epoch decide."""
+    random = np.random.default_rng((seed, epoch))
+    order = random.permutation(size)
     for start in range(0, size, batch_size):
         yield order[start : start + batch_size]

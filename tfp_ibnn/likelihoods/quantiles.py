@@ -26,7 +26,8 @@ def bisected(
     def halve(_: Any, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         lower, upper = ends
         middle = (lower + upper) / 2
-        is_below = cdf(middle) < probability
+        reached = cdf(middle)
+        is_below = reached < probability
         lower = ops.where(is_below, middle, lower)
         upper = ops.where(is_below, upper, middle)
         return lower, upper

@@ -40,27 +40,34 @@ class SpreadPoint(SecondOrder, Numbers):
         return keras.layers.Concatenate(dtype=dtype)([first, spread])
 
     def start(self, teacher: dict[str, Tensor]) -> Tensor:
-        return _log(mean_of_examples(teacher["epistemic"])) / 2
+        variance = mean_of_examples(teacher["epistemic"])
+        return _log(variance) / 2
 
     def distillation_loss(self, outputs: Tensor, teacher: dict[str, Tensor]) -> Tensor:
         mean, _, spread = self._split(outputs)
-        error = ops.square(ops.cast(teacher["mean"], mean.dtype) - mean)
-        distance = ops.cast(teacher["epistemic"], mean.dtype) + error
-        return _gaussian_loss(distance, ops.square(spread))
+        target = ops.cast(teacher["mean"], mean.dtype)
+        epistemic = ops.cast(teacher["epistemic"], mean.dtype)
+        # The mean squared distance of the teacher's draws from the student's mean.
+        distance = epistemic + ops.square(target - mean)
+        variance = ops.square(spread)
+        return _gaussian_loss(distance, variance)
 
     # Many networks
 
     def draws(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return means and squared spreads (..., 2), and the variances of the noise."""
         mean, noise, spread = self._split(outputs)
-        variance = ops.square(or_nan(spread, spread >= 0))
-        return ops.stack([mean, variance], axis=-1), ops.square(or_nan(noise, noise >= 0))
+        spread = or_nan(spread, spread >= 0)
+        noise = or_nan(noise, noise >= 0)
+        moments = ops.stack([mean, ops.square(spread)], axis=-1)
+        return moments, ops.square(noise)
 
     def _split(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return means, standard deviations of the noise, and spreads."""
         self._check_size(outputs)
         mean, spread = ops.split(outputs, 2, axis=-1)
-        return mean, ops.zeros_like(mean), spread
+        noise = ops.zeros_like(mean)
+        return mean, noise, spread
 
     def _check_size(self, outputs: Tensor) -> None:
         if outputs.shape[-1] % self.outputs_per_value:
@@ -78,7 +85,8 @@ class SpreadPoint(SecondOrder, Numbers):
     def statistics(self, summary: Any) -> dict[str, Tensor]:
         mean, within = ops.unstack(summary.mean, 2, axis=-1)
         aleatoric = summary.within / summary.count
-        epistemic = within + summary.between / summary.count
+        between = summary.between / summary.count
+        epistemic = within + between
         return {
             "mean": mean,
             "aleatoric": aleatoric,
@@ -124,13 +132,17 @@ class SpreadGaussian(SpreadPoint):
 
     def log_prob(self, logits: Tensor, y: Tensor) -> Tensor:
         mean, noise, spread = self._split(logits)
-        return -gaussian_nll(y, mean, ops.square(noise) + ops.square(spread))
+        aleatoric = ops.square(noise)
+        epistemic = ops.square(spread)
+        return -gaussian_nll(y, mean, aleatoric + epistemic)
 
     def distillation_loss(self, outputs: Tensor, teacher: dict[str, Tensor]) -> Tensor:
         of_means = super().distillation_loss(outputs, teacher)
         _, noise, _ = self._split(outputs)
         aleatoric = ops.cast(teacher["aleatoric"], noise.dtype)
-        return of_means + _gaussian_loss(aleatoric, ops.square(noise))
+        variance = ops.square(noise)
+        of_noise = _gaussian_loss(aleatoric, variance)
+        return of_means + of_noise
 
     def _split(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         self._check_size(outputs)
@@ -139,7 +151,8 @@ class SpreadGaussian(SpreadPoint):
 
     def loss(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
         target, predicted = self.pair(y_true, prediction)
-        return gaussian_nll(target, predicted, prediction["total_variance"])
+        variance = prediction["total_variance"]
+        return gaussian_nll(target, predicted, variance)
 
 
 def _gaussian_loss(distance: Tensor, variance: Tensor) -> Tensor:
@@ -149,9 +162,13 @@ def _gaussian_loss(distance: Tensor, variance: Tensor) -> Tensor:
         distance: mean squared distances from the mean, (..., size).
         variance: of the Gaussians, (..., size).
     """
-    terms = distance / ops.maximum(variance, _LEAST) + _log(variance)
+    log_variance = _log(variance)
+    precision = ops.exp(-log_variance)
+    terms = precision * distance + log_variance
     return ops.sum(terms, axis=-1) / 2
 
 
 def _log(variance: Tensor) -> Tensor:
-    return ops.log(ops.maximum(variance, _LEAST))
+    """Return the logarithms of variances, of which some may be 0."""
+    variance = ops.maximum(variance, _LEAST)
+    return ops.log(variance)

@@ -11,7 +11,7 @@ from tfp_ibnn._core.backend import Tensor, tfd
 from tfp_ibnn.likelihoods.categorical import Categorical, entropy
 from tfp_ibnn.likelihoods.gamma import dirichlet_nll, information
 from tfp_ibnn.likelihoods.labels import Labels
-from tfp_ibnn.likelihoods.quantiles import bisected
+from tfp_ibnn.likelihoods.quantiles import central_interval
 from tfp_ibnn.likelihoods.second_order import SecondOrder, mean_of_examples
 
 _PRECISIONS = (1e-2, 1e6)
@@ -61,8 +61,9 @@ class Dirichlet(SecondOrder, Categorical):
 
     def joined(self, first: Tensor, second: Tensor) -> Tensor:
         dtype = checks.full_precision(first.dtype)
-        log_mean = keras.layers.Activation("log_softmax", dtype=dtype)(first)
-        return keras.layers.Add(dtype=dtype)([log_mean, second])
+        log_softmax = keras.layers.Activation("log_softmax", dtype=dtype)
+        add = keras.layers.Add(dtype=dtype)
+        return add([log_softmax(first), second])
 
     def start(self, teacher: dict[str, Tensor]) -> Tensor:
         mean = teacher["mean"]
@@ -129,11 +130,12 @@ class Dirichlet(SecondOrder, Categorical):
         variance = within + between
         epistemic = ops.sum(of_classes, axis=-1)
         epistemic = epistemic + summary.between / summary.count
+        aleatoric = summary.within / summary.count
         return {
             "mean": self._visible(mean),
             "variance": self._visible(variance),
             "entropy": entropy(mean),
-            "aleatoric": summary.within / summary.count,
+            "aleatoric": aleatoric,
             "epistemic": epistemic,
             "total_variance": self._total(variance),
         }
@@ -143,22 +145,19 @@ class Dirichlet(SecondOrder, Categorical):
         of_one_hot = ops.sum(mean * (1 - mean), axis=-1, keepdims=True)
         of_draws = ops.sum(variance, axis=-1, keepdims=True)
         precision = ops.exp(_log_precision(of_one_hot, of_draws))
-        first = self._visible(mean * precision)
-        second = self._visible((1 - mean) * precision)
-        marginals = tfd.Beta(
-            ops.maximum(first, _SMALLEST),
-            ops.maximum(second, _SMALLEST),
-        )
+        first = ops.maximum(mean * precision, _SMALLEST)
+        second = ops.maximum((1 - mean) * precision, _SMALLEST)
+        first = self._visible(first)
+        second = self._visible(second)
+        marginals = tfd.Beta(first, second)
 
         def cdf(x: Tensor) -> Tensor:
-            return ops.mean(marginals.cdf(x), axis=0)
+            of_draws = marginals.cdf(x)
+            return ops.mean(of_draws, axis=0)
 
         zero = ops.zeros_like(first[0])
         one = ops.ones_like(zero)
-        tail = (1 - level) / 2
-        lower = bisected(cdf, zero, one, tail)
-        upper = bisected(cdf, zero, one, 1 - tail)
-        return lower, upper
+        return central_interval(cdf, zero, one, level)
 
     # What a Beta distribution has otherwise
 
@@ -199,11 +198,15 @@ class Beta(Dirichlet, Labels):
 
     def joined(self, first: Tensor, second: Tensor) -> Tensor:
         dtype = checks.full_precision(first.dtype)
-        negative = keras.layers.Rescaling(-1.0, dtype=dtype)(first)
-        both = keras.layers.Concatenate(dtype=dtype)([negative, first])
-        log_mean = keras.layers.Activation("log_sigmoid", dtype=dtype)(both)
-        precision = keras.layers.Concatenate(dtype=dtype)([second, second])
-        return keras.layers.Add(dtype=dtype)([log_mean, precision])
+        negate = keras.layers.Rescaling(-1.0, dtype=dtype)
+        concatenate = keras.layers.Concatenate(dtype=dtype)
+        log_sigmoid = keras.layers.Activation("log_sigmoid", dtype=dtype)
+        add = keras.layers.Add(dtype=dtype)
+        of_no = log_sigmoid(negate(first))
+        of_yes = log_sigmoid(first)
+        log_mean = concatenate([of_no, of_yes])
+        log_precision = concatenate([second, second])
+        return add([log_mean, log_precision])
 
     def start(self, teacher: dict[str, Tensor]) -> Tensor:
         yes = teacher["mean"]

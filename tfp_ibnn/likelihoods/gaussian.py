@@ -14,7 +14,7 @@ from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn.layers.heads import GaussianHead, gaussian_nll, matched
 from tfp_ibnn.likelihoods.base import diagonal, or_nan
 from tfp_ibnn.likelihoods.numbers import Numbers
-from tfp_ibnn.likelihoods.quantiles import bisected
+from tfp_ibnn.likelihoods.quantiles import central_interval
 from tfp_ibnn.likelihoods.temperature import best_scale
 
 
@@ -238,10 +238,7 @@ class Gaussian(Point):
 
     def interval(self, draws: Tensor, within: Tensor, level: float) -> tuple[Tensor, Tensor]:
         scale = ops.sqrt(within)
-        tail = (1 - level) / 2
-        lower = mixture_quantile(draws, scale, tail)
-        upper = mixture_quantile(draws, scale, 1 - tail)
-        return lower, upper
+        return mixture_interval(draws, scale, level)
 
     def loss(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
         target, predicted = self.pair(y_true, prediction)
@@ -276,19 +273,23 @@ class Gaussian(Point):
         return None
 
 
-def mixture_quantile(loc: Tensor, scale: Tensor, probability: float) -> Tensor:
-    """Return a quantile of equal mixtures of Gaussians.
+def mixture_interval(loc: Tensor, scale: Tensor, level: float) -> tuple[Tensor, Tensor]:
+    """Return the bounds of the central intervals of equal mixtures of Gaussians.
 
     Args:
         loc: means (draws, ...).
         scale: standard deviations, of the same shape.
-        probability: between 0 and 1.
+        level: probability of the interval, between 0 and 1.
     """
+
+    def cdf(x: Tensor) -> Tensor:
+        return _mixture_cdf(loc, scale, x)
+
     # Each Gaussian holds all but 1e-15 of its mass within 8 standard deviations.
     reach = 8 * scale
     lower = ops.min(loc - reach, axis=0)
     upper = ops.max(loc + reach, axis=0)
-    return bisected(lambda x: _mixture_cdf(loc, scale, x), lower, upper, probability)
+    return central_interval(cdf, lower, upper, level)
 
 
 def _mixture_cdf(loc: Tensor, scale: Tensor, x: Tensor) -> Tensor:

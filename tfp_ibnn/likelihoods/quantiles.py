@@ -10,18 +10,27 @@ from tfp_ibnn._core.backend import Tensor
 _HALVINGS = 40
 """Bisections that narrow 16 standard deviations down to the precision of float32."""
 
+Cdf = Callable[[Tensor], Tensor]
+"""A distribution function, of points of the shape of the ends of an interval."""
 
-def bisected(
-    cdf: Callable[[Tensor], Tensor], lower: Tensor, upper: Tensor, probability: float
-) -> Tensor:
-    """Return the point at which a distribution function has a value, by bisection.
+
+def central_interval(cdf: Cdf, lower: Tensor, upper: Tensor, level: float) -> tuple[Tensor, Tensor]:
+    """Return the bounds of the central interval of a probability, by bisection.
 
     Args:
-        cdf: the distribution function, of points of the shape of the ends.
-        lower: points below the quantile.
+        cdf: the distribution function.
+        lower: points below the interval.
         upper: points above it.
-        probability: the value, between 0 and 1.
+        level: the probability, between 0 and 1.
     """
+    tail = (1 - level) / 2
+    first = _quantile(cdf, lower, upper, tail)
+    last = _quantile(cdf, lower, upper, 1 - tail)
+    return first, last
+
+
+def _quantile(cdf: Cdf, lower: Tensor, upper: Tensor, probability: float) -> Tensor:
+    """Return the points at which a distribution function has a value."""
 
     def halve(_: Any, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         lower, upper = ends

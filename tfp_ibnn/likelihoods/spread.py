@@ -9,7 +9,7 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.layers.heads import gaussian_nll
 from tfp_ibnn.likelihoods.base import or_nan
-from tfp_ibnn.likelihoods.gaussian import mixture_quantile
+from tfp_ibnn.likelihoods.gaussian import mixture_interval
 from tfp_ibnn.likelihoods.numbers import Numbers
 from tfp_ibnn.likelihoods.second_order import SecondOrder, mean_of_examples
 
@@ -97,10 +97,7 @@ class SpreadPoint(SecondOrder, Numbers):
     def interval(self, draws: Tensor, within: Tensor, level: float) -> tuple[Tensor, Tensor]:
         mean, variance = ops.unstack(draws, 2, axis=-1)
         scale = ops.sqrt(variance + within)
-        tail = (1 - level) / 2
-        lower = mixture_quantile(mean, scale, tail)
-        upper = mixture_quantile(mean, scale, 1 - tail)
-        return lower, upper
+        return mixture_interval(mean, scale, level)
 
     def loss(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
         target, predicted = self.pair(y_true, prediction)

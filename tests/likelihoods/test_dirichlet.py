@@ -10,8 +10,8 @@ from keras import layers, ops
 import tfp_ibnn as ibnn
 from tests.autodiff import gradient
 from tests.layer_checklist import numpy
+from tfp_ibnn._core.gamma import dirichlet_nll
 from tfp_ibnn.likelihoods import Beta, Dirichlet
-from tfp_ibnn.likelihoods.gamma import dirichlet_nll
 
 CONCENTRATIONS = np.array([[0.05, 0.2, 1.5], [3.0, 1.0, 0.4], [200.0, 5.0, 30.0]])
 

@@ -8,8 +8,8 @@ from keras import ops
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, tfd
+from tfp_ibnn._core.gamma import dirichlet_nll, information
 from tfp_ibnn.likelihoods.categorical import Categorical, entropy
-from tfp_ibnn.likelihoods.gamma import dirichlet_nll, information
 from tfp_ibnn.likelihoods.labels import Labels
 from tfp_ibnn.likelihoods.quantiles import central_interval
 from tfp_ibnn.likelihoods.second_order import SecondOrder, mean_of_examples
@@ -67,7 +67,8 @@ class Dirichlet(SecondOrder, Categorical):
 
     def start(self, teacher: dict[str, Tensor]) -> Tensor:
         mean = teacher["mean"]
-        of_one_hot = mean_of_examples(mean * (1 - mean))
+        of_one_hot = mean * (1 - mean)
+        of_one_hot = mean_of_examples(of_one_hot)
         of_draws = mean_of_examples(teacher["variance"])
         of_one_hot = ops.sum(of_one_hot, keepdims=True)
         of_draws = ops.sum(of_draws, keepdims=True)
@@ -78,10 +79,10 @@ class Dirichlet(SecondOrder, Categorical):
         log_mean = ops.log_softmax(log_a, axis=-1)
         mean = ops.cast(teacher["mean"], log_a.dtype)
         mean = self._of_classes(mean)
-        cross_entropy = -ops.sum(mean * log_mean, axis=-1)
+        agreement = ops.sum(mean * log_mean, axis=-1)
         expected = ops.sum(information(log_a), axis=-1)
         observed = ops.cast(teacher["epistemic"], log_a.dtype)
-        return cross_entropy + _deviance(observed, expected)
+        return _deviance(observed, expected) - agreement
 
     def sample_loss(self, outputs: Tensor, samples: Tensor, temperature: Tensor) -> Tensor:
         """Return minus the mean log-density of sampled probabilities, for each example.
@@ -100,7 +101,8 @@ class Dirichlet(SecondOrder, Categorical):
         log_p = ops.log(p) / temperature
         log_p = ops.log_softmax(log_p, axis=-1)
         mean_log_p = ops.mean(log_p, axis=1)
-        log_a = self._log_concentrations(outputs) / temperature
+        log_a = self._log_concentrations(outputs)
+        log_a = log_a / temperature
         return dirichlet_nll(log_a, mean_log_p)
 
     # Many networks
@@ -118,10 +120,13 @@ class Dirichlet(SecondOrder, Categorical):
         return moments, entropy(mean) - epistemic
 
     def divergence(self, draw: Tensor, mean: Tensor) -> Tensor:
-        return super().divergence(draw[..., 0], mean[..., 0])
+        draw = draw[..., 0]
+        mean = mean[..., 0]
+        return super().divergence(draw, mean)
 
     def public(self, draws: Tensor) -> Tensor:
-        return self._visible(draws[..., 0])
+        mean = draws[..., 0]
+        return self._visible(mean)
 
     def statistics(self, summary: Any) -> dict[str, Tensor]:
         """Return mean, variance, and the entropies."""
@@ -142,7 +147,8 @@ class Dirichlet(SecondOrder, Categorical):
 
     def interval(self, draws: Tensor, within: Tensor, level: float) -> tuple[Tensor, Tensor]:
         mean, variance, _ = ops.unstack(draws, 3, axis=-1)
-        of_one_hot = ops.sum(mean * (1 - mean), axis=-1, keepdims=True)
+        of_one_hot = mean * (1 - mean)
+        of_one_hot = ops.sum(of_one_hot, axis=-1, keepdims=True)
         of_draws = ops.sum(variance, axis=-1, keepdims=True)
         precision = ops.exp(_log_precision(of_one_hot, of_draws))
         first = ops.maximum(mean * precision, _SMALLEST)
@@ -210,12 +216,14 @@ class Beta(Dirichlet, Labels):
 
     def start(self, teacher: dict[str, Tensor]) -> Tensor:
         yes = teacher["mean"]
-        of_one_hot = mean_of_examples(yes * (1 - yes))
+        of_one_hot = yes * (1 - yes)
+        of_one_hot = mean_of_examples(of_one_hot)
         of_draws = mean_of_examples(teacher["variance"])
         return _log_precision(of_one_hot, of_draws)
 
     def targets(self, y: Any, *, what: str = "`y`") -> np.ndarray:
-        return Labels(True, self.size).targets(y, what=what)
+        labels = Labels(True, self.size)
+        return labels.targets(y, what=what)
 
     def log_prob(self, logits: Tensor, y: Tensor) -> Tensor:
         no, yes = ops.split(logits, 2, axis=-1)
@@ -229,7 +237,8 @@ class Beta(Dirichlet, Labels):
         return ops.stack([no, yes], axis=-1)
 
     def _of_classes(self, probabilities: Tensor) -> Tensor:
-        return ops.stack([1 - probabilities, probabilities], axis=-1)
+        no = 1 - probabilities
+        return ops.stack([no, probabilities], axis=-1)
 
     def _visible(self, values: Tensor) -> Tensor:
         return values[..., 1]
@@ -254,4 +263,5 @@ def _deviance(observed: Tensor, expected: Tensor) -> Tensor:
     """
     observed = observed + _RESOLUTION
     expected = expected + _RESOLUTION
-    return (observed / expected + ops.log(expected)) / 2
+    ratio = observed / expected
+    return (ratio + ops.log(expected)) / 2

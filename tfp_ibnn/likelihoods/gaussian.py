@@ -116,7 +116,8 @@ class Point(Numbers):
         variance = prediction[:, 1]
         error = np.square(y - prediction[:, 0])
         log_volume = np.log(2 * np.pi * variance)
-        twice = log_volume + error / variance
+        distance = error / variance
+        twice = log_volume + distance
         return np.sum(twice, axis=1) / 2
 
     def evidence(
@@ -175,7 +176,8 @@ class Point(Numbers):
 
     def noise_scale(self, parameter: Any) -> float | None:
         variance = np.mean(np.square(parameter))
-        return float(np.sqrt(variance))
+        scale = np.sqrt(variance)
+        return float(scale)
 
 
 class Gaussian(Point):
@@ -219,7 +221,8 @@ class Gaussian(Point):
             slope = ops.sigmoid(raw_scale)
         of_mean = 1 / scale
         of_scale = math.sqrt(2) * slope / scale
-        return diagonal(ops.concatenate([of_mean, of_scale], axis=-1))
+        of_both = ops.concatenate([of_mean, of_scale], axis=-1)
+        return diagonal(of_both)
 
     def _moments(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         outputs = self.outputs(logits)
@@ -307,5 +310,6 @@ def _crps(prediction: np.ndarray, y: np.ndarray) -> np.ndarray:
     cdf = ndtr(z)
     density = norm.pdf(z)
     of_distance = z * (2 * cdf - 1)
+    of_density = 2 * density
     of_spread = 1 / np.sqrt(np.pi)
-    return scale * (of_distance + 2 * density - of_spread)
+    return scale * (of_distance + of_density - of_spread)

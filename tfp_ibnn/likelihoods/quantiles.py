@@ -41,5 +41,6 @@ def _quantile(cdf: Cdf, lower: Tensor, upper: Tensor, probability: float) -> Ten
         upper = ops.where(is_below, upper, middle)
         return lower, upper
 
-    lower, upper = ops.fori_loop(0, _HALVINGS, halve, (lower, upper))
+    ends = (lower, upper)
+    lower, upper = ops.fori_loop(0, _HALVINGS, halve, ends)
     return (lower + upper) / 2

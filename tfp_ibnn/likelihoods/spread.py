@@ -77,7 +77,9 @@ class SpreadPoint(SecondOrder, Numbers):
             )
 
     def divergence(self, draw: Tensor, mean: Tensor) -> Tensor:
-        return super().divergence(draw[..., 0], mean[..., 0])
+        draw = draw[..., 0]
+        mean = mean[..., 0]
+        return super().divergence(draw, mean)
 
     def public(self, draws: Tensor) -> Tensor:
         return draws[..., 0]

@@ -137,7 +137,7 @@ class _Lessons(keras.Model):
     """
 
     def __init__(self, student: Student) -> None:
-        super().__init__()
+        super().__init__(name="lessons")
         self.network = student.network
         self.is_copy = student.is_copy
         self.likelihood = student.likelihood

@@ -50,7 +50,8 @@ class Point(Numbers):
         loc, scale = self._moments(logits)
         targets = matched(y, loc)
         variance = ops.square(scale)
-        return -gaussian_nll(targets, loc, variance)
+        nll = gaussian_nll(targets, loc, variance)
+        return -nll
 
     def hessian_factors(self, logits: Tensor) -> Tensor:
         _, scale = self._moments(logits)
@@ -237,7 +238,8 @@ class Gaussian(Point):
             raise ValueError(f"A gaussian output has an even size; got {outputs.shape[-1]}.")
         loc, scale = ops.split(outputs, 2, axis=-1)
         scale = or_nan(scale, scale >= 0)
-        return loc, ops.square(scale)
+        variance = ops.square(scale)
+        return loc, variance
 
     def interval(self, draws: Tensor, within: Tensor, level: float) -> tuple[Tensor, Tensor]:
         scale = ops.sqrt(within)

@@ -133,7 +133,8 @@ class SpreadGaussian(SpreadPoint):
         mean, noise, spread = self._split(logits)
         aleatoric = ops.square(noise)
         epistemic = ops.square(spread)
-        return -gaussian_nll(y, mean, aleatoric + epistemic)
+        nll = gaussian_nll(y, mean, aleatoric + epistemic)
+        return -nll
 
     def distillation_loss(self, outputs: Tensor, teacher: dict[str, Tensor]) -> Tensor:
         of_means = super().distillation_loss(outputs, teacher)

@@ -79,7 +79,8 @@ def test_distilling_leaves_the_teacher_as_it_is():
         np.testing.assert_array_equal(weight, value)
 
 
-def test_a_teacher_that_is_a_dirichlet_is_recovered():
+@pytest.mark.parametrize("loss", ["moments", "likelihood"])
+def test_a_teacher_that_is_a_dirichlet_is_recovered(loss):
     """Each of three inputs has class probabilities from a Dirichlet of its own."""
     concentrations = np.array([[2.0, 3.0, 5.0], [0.5, 0.5, 4.0], [60.0, 20.0, 20.0]])
     p = np.stack([RNG.dirichlet(row, 4000) for row in concentrations], axis=1)
@@ -92,6 +93,7 @@ def test_a_teacher_that_is_a_dirichlet_is_recovered():
         mc,
         x,
         features,
+        loss=loss,
         epochs=400,
         batch_size=3,
         optimizer=keras.optimizers.Adam(0.05),
@@ -170,7 +172,8 @@ def test_draws_are_new_in_each_step_if_inputs_are():
 
     from tfp_ibnn.distillation.transfer import transfer_of
 
-    transfer = transfer_of(teacher("softmax"), X, Noted(), 2, 60, 0, 0)
+    options = {"seed": 0, "samples": 2}
+    transfer = transfer_of(teacher("softmax"), X, Noted(), 60, 0, options)
     (x, first), (_, second) = (next(transfer.epoch(0)) for _ in range(2))
     assert [training for _, training in seen] == [True, True]
     np.testing.assert_allclose(x, 2 * seen[0][0])
@@ -178,7 +181,7 @@ def test_draws_are_new_in_each_step_if_inputs_are():
     assert np.abs(mean - other).max() > 1e-3
     doubled = keras.ops.convert_to_numpy(teacher("softmax").average(x, 0)["mean"])
     assert np.abs(mean - doubled).max() < 0.5
-    stored = transfer_of(teacher("softmax"), X, None, None, 30, 0, 0)
+    stored = transfer_of(teacher("softmax"), X, None, 30, 0, options)
     order = [np.concatenate([x for x, _ in stored.epoch(number)]) for number in (0, 0, 1)]
     np.testing.assert_array_equal(order[0], order[1])
     assert (order[0] != order[2]).any()
@@ -240,6 +243,7 @@ def test_minutes_end_the_training(capsys):
     ("change", "message"),
     [
         (lambda: {"augment": 3}, "`augment` must be a Keras layer or model; got 3"),
+        (lambda: {"loss": "mse"}, "`loss` must be one of 'moments', 'likelihood'; got 'mse'"),
         (lambda: {"epochs": -1}, "`epochs` must be a whole number"),
         (lambda: {"student": network("softmax")}, "ends in a softmax: give it without its last"),
         (lambda: {"student": 3}, "`student` must be a built Keras model; got 3"),

@@ -23,6 +23,8 @@ from tfp_ibnn.distillation.transfer import Transfer, transfer_of
 from tfp_ibnn.likelihoods.base import with_rank
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 
+_HOTTEST = 10.0
+"""The temperature at which a likelihood begins to be fitted."""
 _RATE = 1e-3
 """The learning rate of the default optimizer, from which it falls to 0 by half a cosine."""
 
@@ -33,6 +35,7 @@ def distill(
     student: keras.Model | None = None,
     *,
     augment: keras.layers.Layer | None = None,
+    loss: str = "moments",
     samples: int | None = None,
     epochs: int = 20,
     optimizer: Any = None,
@@ -63,6 +66,11 @@ def distill(
             the posterior mean, with a second head; its mean is at first that of this network.
         augment: a Keras layer or model that changes a batch of inputs at random, for teacher and
             student alike.
+        loss: "moments" is lowest where mean and epistemic uncertainty are the teacher's;
+            "likelihood", for classes and labels, is minus the log-density of the teacher's draws
+            under the student's distribution, the loss of the paper: the logits of both are divided
+            by a temperature that falls from 10 to 1 over the first half of the epochs. For numbers
+            the two are the same.
         samples: number of the teacher's draws. None takes all of them for arrays without `augment`,
             which the teacher sees once; otherwise new ones in each step, at most 32.
         epochs: passes over the data; 0 returns the student as it begins.
@@ -90,6 +98,7 @@ def distill(
         >>> sorted(one_pass.predict(x, verbose=0))
         ['aleatoric', 'entropy', 'epistemic', 'mean', 'total_variance', 'variance']
     """
+    checks.one_of("loss", loss, ("moments", "likelihood"))
     epochs = checks.whole("epochs", epochs)
     batch_size = checks.positive_integer("batch_size", batch_size)
     seed = checks.whole("seed", seed)
@@ -100,7 +109,13 @@ def distill(
     if augment is not None and not isinstance(augment, keras.Layer):
         raise ValueError(f"`augment` must be a Keras layer or model; got {augment!r}.")
     kind = student_kind(teacher.likelihood)
-    transfer = transfer_of(teacher, data, augment, samples, batch_size, seed, verbose)
+    options = {
+        "seed": seed,
+        "return_samples": loss == "likelihood" and teacher.likelihood.is_classifier,
+    }
+    if samples is not None:
+        options["samples"] = samples
+    transfer = transfer_of(teacher, data, augment, batch_size, verbose, options)
     _, prediction = next(iter(transfer.epoch(0)))
     likelihood = kind.of_size(prediction["mean"].shape[-1])
     if student is None:
@@ -141,6 +156,7 @@ class _Lessons(keras.Model):
         self.network = student.network
         self.is_copy = student.is_copy
         self.likelihood = student.likelihood
+        self.temperature = self.add_weight((), "ones", name="temperature", trainable=False)
         self.built = True
 
     def call(self, inputs: Any, training: bool | None = None) -> Tensor:
@@ -156,7 +172,10 @@ class _Lessons(keras.Model):
     ) -> Tensor:
         dtype = checks.full_precision(y_pred.dtype)
         outputs = ops.cast(y_pred, dtype)
-        losses = self.likelihood.distillation_loss(outputs, y)
+        if "samples" in y:
+            losses = self.likelihood.sample_loss(outputs, y["samples"], self.temperature)
+        else:
+            losses = self.likelihood.distillation_loss(outputs, y)
         mask = keras_internals.mask_of(y_pred)
         return _mean(losses, mask) + sum(self.losses)
 
@@ -192,6 +211,9 @@ def _train(
             if is_default:
                 optimizer.learning_rate = _RATE * (1 + math.cos(math.pi * epoch / epochs)) / 2
             say(f"Epoch {epoch + 1}/{epochs}")
+            # Over the first half of the epochs.
+            cooled = min(1.0, 2 * epoch / epochs)
+            lessons.temperature.assign(_HOTTEST + cooled * (1 - _HOTTEST))
             loss = _train_one_epoch(lessons, transfer, epoch, end, verbose)
             if not math.isfinite(loss):
                 raise ValueError(

@@ -105,10 +105,9 @@ def transfer_of(
     teacher: MonteCarlo,
     data: Any,
     augment: Any,
-    samples: int | None,
     batch_size: int,
-    seed: int,
     verbose: Any,
+    options: dict[str, Any],
 ) -> Transfer:
     """Return the lessons of a distillation.
 
@@ -116,31 +115,27 @@ def transfer_of(
         teacher: as the user gives it.
         data: as the user gives it.
         augment: a Keras layer, or None.
-        samples: number of the teacher's draws; None chooses.
-        batch_size: of a lesson.
-        seed: of the order, and of the draws.
+        batch_size: of a lesson, for arrays.
         verbose: 1 shows the progress of a teacher that runs once.
+        options: those of `MonteCarlo` that the teacher is to have, among them a `seed`, which is
+            also that of the order.
     """
     examples = None if is_dataset(data) else Examples.of(data, "data")
     is_live = examples is None or augment is not None
-    if samples is None:
-        samples = min(_AT_ONCE, teacher.samples) if is_live else teacher.samples
-    teacher = _with_options(teacher, samples=samples, seed=seed)
+    if is_live:
+        options = {"samples": min(_AT_ONCE, teacher.samples), **options}
+    seed = options["seed"]
+    teacher = _with_options(teacher, options)
     if is_live:
         source = data if examples is None else examples
         return LiveTransfer(teacher, source, augment, batch_size, seed)
     return StoredTransfer(teacher, examples, batch_size, seed, verbose)
 
 
-def _with_options(teacher: MonteCarlo, **options: Any) -> MonteCarlo:
+def _with_options(teacher: MonteCarlo, options: dict[str, Any]) -> MonteCarlo:
     """Return a teacher with other options, and without entries that a student does not need."""
-    options = {
-        **teacher.options(),
-        "interval": None,
-        "standard_error": False,
-        "return_samples": False,
-        **options,
-    }
+    without = {"interval": None, "standard_error": False}
+    options = {**teacher.options(), **without, **options}
     with warnings.catch_warnings(action="ignore"):  # the user has seen what it warns of
         return MonteCarlo(teacher.inner, **options)
 

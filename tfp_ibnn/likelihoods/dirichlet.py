@@ -84,16 +84,7 @@ class Dirichlet(SecondOrder, Categorical):
         observed = ops.cast(teacher["epistemic"], log_a.dtype)
         return _deviance(observed, expected) - agreement
 
-    def sample_loss(self, outputs: Tensor, samples: Tensor, temperature: Tensor) -> Tensor:
-        """Return minus the mean log-density of sampled probabilities, for each example.
-
-        The logits of both are divided by a temperature.
-
-        Args:
-            outputs: (examples, ..., width).
-            samples: of a `MonteCarlo`, (examples, draws, ..., size).
-            temperature: above 0; 1 is the likelihood itself.
-        """
+    def sample_loss(self, outputs: Tensor, samples: Tensor, temperature: Any) -> Tensor:
         p = ops.cast(samples, outputs.dtype)
         p = self._of_classes(p)
         uniform = 1 / p.shape[-1]

@@ -1,6 +1,6 @@
 """What networks that predict their own epistemic uncertainty have in common."""
 
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from keras import ops
 
@@ -68,6 +68,18 @@ class SecondOrder(Likelihood):
             teacher: the dict of `MonteCarlo` for these examples.
         """
         raise self._missing("distillation_loss")
+
+    def sample_loss(self, outputs: Tensor, samples: Tensor, temperature: Any) -> Tensor:
+        """Return minus the mean log-density of sampled probabilities, for each example or position.
+
+        The logits of both are divided by a temperature.
+
+        Args:
+            outputs: (examples, ..., width).
+            samples: of a `MonteCarlo`, (examples, draws, ..., size).
+            temperature: above 0; 1 is the likelihood itself.
+        """
+        raise self._missing("sample_loss")
 
 
 def mean_of_examples(values: Tensor) -> Tensor:

@@ -112,7 +112,7 @@ def test_density_is_that_of_scipy(scale):
     expected = -scipy.stats.dirichlet(concentrations).logpdf(p.T).mean()
     mean_log_p = np.log(p).mean(axis=0)
     found = dirichlet_nll(np.float32(np.log(concentrations)), np.float32(mean_log_p))
-    np.testing.assert_allclose(numpy(found), expected, rtol=1e-5, atol=2e-3 if scale > 1 else 1e-5)
+    np.testing.assert_allclose(numpy(found), expected, rtol=1e-5, atol=1e-6 * scale)
 
 
 def test_gradient_of_the_density_is_its_closed_form():

@@ -19,6 +19,7 @@ OUTPUTS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:`interval` holds")
 @pytest.mark.parametrize("kind", [SpreadGaussian, SpreadPoint])
 def test_variance_is_split_by_the_law_of_total_variance(kind):
     prediction = predicted(kind(), OUTPUTS[kind], interval=0.9)

@@ -32,6 +32,7 @@ from tfp_ibnn.conversion.named import StochasticDense as StochasticDense
 from tfp_ibnn.decisions import Conformal as Conformal
 from tfp_ibnn.decisions import OODDetector as OODDetector
 from tfp_ibnn.decisions import decide as decide
+from tfp_ibnn.distillation import distill as distill
 from tfp_ibnn.flows import Flow as Flow
 from tfp_ibnn.generative import VAE as VAE
 from tfp_ibnn.generative import FlowDensity as FlowDensity

@@ -24,6 +24,7 @@ ROOMS = (
     "prediction",
     "training",
     "weights",
+    "distillation",
     "decisions",
     "plots",
     "diagnostics",

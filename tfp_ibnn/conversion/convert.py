@@ -7,10 +7,11 @@ from typing import Any
 import keras
 
 from tfp_ibnn._core import checks
-from tfp_ibnn._core.protocols import PosteriorTemplate
+from tfp_ibnn._core.protocols import PosteriorTemplate, WeightPosterior
 from tfp_ibnn.conversion.choice import checked_templates, choose
 from tfp_ibnn.conversion.classes import deterministic_model, stochastic_model
 from tfp_ibnn.conversion.copying import check_built, folded_copy_of, plain_copy_of
+from tfp_ibnn.conversion.wrappers import PredictionWrapper
 from tfp_ibnn.layers import StochasticLayer, stochastic_layers
 from tfp_ibnn.layers.base import check_train_size
 from tfp_ibnn.layers.control import some_stochastic_layers
@@ -149,3 +150,17 @@ def to_deterministic(model: keras.Model) -> keras.Model:
     some_stochastic_layers(model)
     network = model.model if isinstance(model, StochasticSubclass) else model
     return deterministic_model(model, folded_copy_of(network))
+
+
+def without_uncertainty(model: Any) -> keras.Model:
+    """Return the plain network at the mean of a posterior, or the model itself if it has none.
+
+    Args:
+        model: a `MonteCarlo` or another wrapper, a model, or a posterior over weights.
+    """
+    while isinstance(model, PredictionWrapper):
+        model = model.inner
+    network = model.mean_network() if isinstance(model, WeightPosterior) else model
+    if stochastic_layers(network):
+        network = to_deterministic(network)
+    return network

@@ -16,7 +16,7 @@ from tfp_ibnn.decisions.class_scores import ClassScores
 from tfp_ibnn.decisions.fitted import Fitted
 from tfp_ibnn.decisions.groups import group_ids, places_of_groups
 from tfp_ibnn.decisions.hashing import uniform, uniform_of_arrays
-from tfp_ibnn.likelihoods import Categorical, Gaussian, Labels
+from tfp_ibnn.likelihoods import Labels
 from tfp_ibnn.likelihoods.categorical import classes
 from tfp_ibnn.likelihoods.numbers import finite_numbers
 from tfp_ibnn.metrics.detection import finite_vector
@@ -295,7 +295,7 @@ class Conformal(Fitted):
         prediction = {name: ops.cast(x, "float32") for name, x in prediction.items()}
         low, high = self._ends(prediction)
         mean = prediction["mean"]
-        is_single = type(self._likelihood) is Categorical or low.shape[-1] == 1
+        is_single = self._likelihood.is_softmax or low.shape[-1] == 1
         if len(mean.shape) != 2 or not is_single:
             raise ValueError(
                 "`model` must predict classes (N, K), or one number per example, (N, 1); it "
@@ -306,7 +306,7 @@ class Conformal(Fitted):
             if isinstance(self._likelihood, Labels):
                 mean = ops.concatenate([1 - mean, mean], axis=1)
             return ClassScores(self.method, self.k, self.penalty).of(mean, u)
-        if self.method == "split" and isinstance(self._likelihood, Gaussian):
+        if self.method == "split" and self._likelihood.predicts_scale:
             scale = ops.sqrt(prediction["total_variance"])
         else:
             scale = ops.ones_like(low)

@@ -7,12 +7,10 @@ import keras
 from keras import ops
 
 from tfp_ibnn._core import keras_internals
-from tfp_ibnn._core.protocols import WeightPosterior
-from tfp_ibnn.conversion import to_deterministic
+from tfp_ibnn.conversion.convert import without_uncertainty
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.conversion.wrappers import PredictionWrapper
 from tfp_ibnn.decisions.feature_scores import FeatureScore
-from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.weights.features import logit_layer
 
 
@@ -35,7 +33,7 @@ def feature_network(
         ValueError: if the model has no such layer, or no Dense layer at the end where the score
             needs logits.
     """
-    network = _without_uncertainty(model)
+    network = without_uncertainty(model)
     graph = functional_graph(network)
     if graph is None:
         raise ValueError(
@@ -87,16 +85,6 @@ def _unwrapped(model: Any) -> Any:
     while isinstance(model, PredictionWrapper):
         model = model.inner
     return model
-
-
-def _without_uncertainty(model: Any) -> keras.Model:
-    """Return the network of a model at the mean of its posterior."""
-    network = _unwrapped(model)
-    if isinstance(network, WeightPosterior):
-        network = network.mean_network()
-    if stochastic_layers(network):
-        network = to_deterministic(network)
-    return network
 
 
 def _place_inside(name: str, layers: dict[str, keras.layers.Layer]) -> str:

@@ -4,8 +4,6 @@ from typing import Any
 
 from keras import ops
 
-from tfp_ibnn.likelihoods import Categorical
-
 
 class OutputScore:
     """How unusual inputs are, by their prediction; higher is more unusual.
@@ -51,7 +49,7 @@ class Epistemic(OutputScore):
     """What the draws of a posterior disagree about."""
 
     def check(self, likelihood: Any, samples: int) -> None:
-        if samples == 1:
+        if samples == 1 and not likelihood.predicts_epistemic:
             raise ValueError("score='epistemic' needs a posterior; `model` has none.")
 
     def of_prediction(self, prediction: dict[str, Any]) -> Any:
@@ -65,7 +63,7 @@ def check_softmax(score: str, likelihood: Any) -> None:
         score: name of the score that needs it.
         likelihood: what the outputs mean, a `Likelihood`.
     """
-    if type(likelihood) is not Categorical:
+    if not likelihood.is_softmax:
         raise ValueError(f"score={score!r} is for models with a softmax over classes.")
 
 

@@ -39,6 +39,12 @@ class Likelihood(Configured):
     is_classifier: bool = False
     free_scale: bool = False
     """Whether there is a noise scale that the network does not predict."""
+    is_softmax: bool = False
+    """Whether the prediction has probabilities of classes, of which one is right."""
+    predicts_scale: bool = False
+    """Whether the network predicts the standard deviation of its targets."""
+    predicts_epistemic: bool = False
+    """Whether one network, without draws, predicts how much draws would disagree."""
     needs_all_draws: bool = False
     """Whether a prediction cannot be made from a summary of the draws."""
     variants: ClassVar[dict[str, bool]] = {"": False}

@@ -43,6 +43,7 @@ class Categorical(Likelihood):
     """
 
     is_classifier = True
+    is_softmax = True
     variants: ClassVar[dict[str, bool]] = {"": False, " + temperature": True}
     column = "T"
 

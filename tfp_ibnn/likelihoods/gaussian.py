@@ -14,10 +14,8 @@ from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn.layers.heads import GaussianHead, gaussian_nll, matched
 from tfp_ibnn.likelihoods.base import diagonal, or_nan
 from tfp_ibnn.likelihoods.numbers import Numbers
+from tfp_ibnn.likelihoods.quantiles import central_interval
 from tfp_ibnn.likelihoods.temperature import best_scale
-
-_HALVINGS = 40
-"""Bisections that narrow 16 standard deviations down to the precision of float32."""
 
 
 class Point(Numbers):
@@ -52,7 +50,8 @@ class Point(Numbers):
         loc, scale = self._moments(logits)
         targets = matched(y, loc)
         variance = ops.square(scale)
-        return -gaussian_nll(targets, loc, variance)
+        nll = gaussian_nll(targets, loc, variance)
+        return -nll
 
     def hessian_factors(self, logits: Tensor) -> Tensor:
         _, scale = self._moments(logits)
@@ -118,7 +117,8 @@ class Point(Numbers):
         variance = prediction[:, 1]
         error = np.square(y - prediction[:, 0])
         log_volume = np.log(2 * np.pi * variance)
-        twice = log_volume + error / variance
+        distance = error / variance
+        twice = log_volume + distance
         return np.sum(twice, axis=1) / 2
 
     def evidence(
@@ -177,7 +177,8 @@ class Point(Numbers):
 
     def noise_scale(self, parameter: Any) -> float | None:
         variance = np.mean(np.square(parameter))
-        return float(np.sqrt(variance))
+        scale = np.sqrt(variance)
+        return float(scale)
 
 
 class Gaussian(Point):
@@ -195,6 +196,7 @@ class Gaussian(Point):
 
     free_scale = False
     has_density = True
+    predicts_scale = True
     variants: ClassVar[dict[str, bool]] = {"": False, " + scale": True}
     column = "factor"
 
@@ -220,7 +222,8 @@ class Gaussian(Point):
             slope = ops.sigmoid(raw_scale)
         of_mean = 1 / scale
         of_scale = math.sqrt(2) * slope / scale
-        return diagonal(ops.concatenate([of_mean, of_scale], axis=-1))
+        of_both = ops.concatenate([of_mean, of_scale], axis=-1)
+        return diagonal(of_both)
 
     def _moments(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         outputs = self.outputs(logits)
@@ -235,14 +238,12 @@ class Gaussian(Point):
             raise ValueError(f"A gaussian output has an even size; got {outputs.shape[-1]}.")
         loc, scale = ops.split(outputs, 2, axis=-1)
         scale = or_nan(scale, scale >= 0)
-        return loc, ops.square(scale)
+        variance = ops.square(scale)
+        return loc, variance
 
     def interval(self, draws: Tensor, within: Tensor, level: float) -> tuple[Tensor, Tensor]:
         scale = ops.sqrt(within)
-        tail = (1 - level) / 2
-        lower = _mixture_quantile(draws, scale, tail)
-        upper = _mixture_quantile(draws, scale, 1 - tail)
-        return lower, upper
+        return mixture_interval(draws, scale, level)
 
     def loss(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
         target, predicted = self.pair(y_true, prediction)
@@ -277,24 +278,23 @@ class Gaussian(Point):
         return None
 
 
-def _mixture_quantile(loc: Tensor, scale: Tensor, probability: float) -> Tensor:
-    """Return a quantile of equal mixtures of Gaussians (draws, ...), by bisection."""
+def mixture_interval(loc: Tensor, scale: Tensor, level: float) -> tuple[Tensor, Tensor]:
+    """Return the bounds of the central intervals of equal mixtures of Gaussians.
 
-    def halve(_: Any, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        lower, upper = ends
-        middle = (lower + upper) / 2
-        cdf = _mixture_cdf(loc, scale, middle)
-        is_below = cdf < probability
-        lower = ops.where(is_below, middle, lower)
-        upper = ops.where(is_below, upper, middle)
-        return lower, upper
+    Args:
+        loc: means (draws, ...).
+        scale: standard deviations, of the same shape.
+        level: probability of the interval, between 0 and 1.
+    """
+
+    def cdf(x: Tensor) -> Tensor:
+        return _mixture_cdf(loc, scale, x)
 
     # Each Gaussian holds all but 1e-15 of its mass within 8 standard deviations.
     reach = 8 * scale
     lower = ops.min(loc - reach, axis=0)
     upper = ops.max(loc + reach, axis=0)
-    lower, upper = ops.fori_loop(0, _HALVINGS, halve, (lower, upper))
-    return (lower + upper) / 2
+    return central_interval(cdf, lower, upper, level)
 
 
 def _mixture_cdf(loc: Tensor, scale: Tensor, x: Tensor) -> Tensor:
@@ -312,5 +312,6 @@ def _crps(prediction: np.ndarray, y: np.ndarray) -> np.ndarray:
     cdf = ndtr(z)
     density = norm.pdf(z)
     of_distance = z * (2 * cdf - 1)
+    of_density = 2 * density
     of_spread = 1 / np.sqrt(np.pi)
-    return scale * (of_distance + 2 * density - of_spread)
+    return scale * (of_distance + of_density - of_spread)

@@ -38,6 +38,8 @@ class Labels(Categorical):
         end: the last activation; None is "linear" for logits, else "sigmoid".
     """
 
+    is_softmax = False
+
     def __init__(self, from_logits: bool, width: int | None = None, end: str | None = None) -> None:
         if end is None:
             end = "linear" if from_logits else "sigmoid"

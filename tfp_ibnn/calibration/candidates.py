@@ -2,16 +2,37 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 
+from tfp_ibnn.calibration import costs
 from tfp_ibnn.calibration.examples import Examples
 from tfp_ibnn.calibration.trials import Trial
 from tfp_ibnn.likelihoods import Likelihood
 
 _BLOCK = 2**23
 """How many numbers of raw outputs are held at once."""
+
+
+class Cost(NamedTuple):
+    """What a candidate takes; those that come first weigh more.
+
+    Args:
+        passes: of one prediction, in passes of the model as it is, by multiply-adds. What runs
+            before the first noise counts once for all draws; a fitted temperature costs nothing.
+        trainings: what its training took, in trainings of the model as it is; 0 without any.
+        megabytes: of the weights, and of all that a posterior holds; 4 bytes a float32.
+    """
+
+    passes: float
+    trainings: float
+    megabytes: float
+
+    def columns(self) -> dict[str, float]:
+        """Return the columns of a table."""
+        return {"passes": self.passes, "trainings": self.trainings, "MB": self.megabytes}
 
 
 @dataclasses.dataclass(eq=False)
@@ -26,6 +47,8 @@ class Candidate:
         prediction: for the validation examples it was scored on, (examples, ...).
         nll: of each of these examples, in nats.
         errors: of each of them: 0 or 1 of a class, the squared error of a regression.
+        unit: the network in whose passes its cost is counted; None takes its own. A `Report` sets
+            the model as it is.
     """
 
     name: str
@@ -35,11 +58,17 @@ class Candidate:
     prediction: np.ndarray = dataclasses.field(repr=False)
     nll: np.ndarray = dataclasses.field(repr=False)
     errors: np.ndarray = dataclasses.field(repr=False)
+    unit: keras.Model | None = dataclasses.field(default=None, repr=False)
 
     @property
-    def cost(self) -> tuple[int, bool]:
-        """Draws, then whether it was trained; a fitted parameter costs nothing."""
-        return self.trial.engine.samples, self.trial.trained
+    def cost(self) -> Cost:
+        """What it takes; a fitted parameter costs nothing."""
+        trial = self.trial
+        return Cost(
+            passes=costs.passes(trial.engine, self.unit),
+            trainings=trial.trainings,
+            megabytes=costs.megabytes(trial.engine, trial.best),
+        )
 
     @property
     def shown_parameter(self) -> float | str:

@@ -57,7 +57,10 @@ class Report:
     model: MonteCarlo = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        costs = [candidate.cost for candidate in self.candidates]
+        unit = self.candidates[0].trial.engine.network
+        for candidate in self.candidates:
+            candidate.unit = unit
+        costs = [candidate.cost[:2] for candidate in self.candidates]
         nll = [candidate.nll for candidate in self.candidates]
         self.chosen = self.candidates[choose(nll, costs, self.weight)]
         self.model = self.model_of(self.chosen.name)
@@ -93,9 +96,10 @@ class Report:
             - "T", the temperature; for a regression "scale" or "factor", of the standard deviation;
             - "behind best": how much larger the NLL is than the lowest, ± the standard error of the
                 difference, or "best";
-            - "draws" of a prediction;
-            - "seconds" that fitting and training took;
-            - "parameters": the number of the network's weights.
+            - "passes": what a prediction takes, in passes of the model as it is;
+            - "trainings": what its training took, in trainings of the model as it is;
+            - "MB": the memory of its weights, and of all that a posterior holds;
+            - "seconds" that fitting and training took.
         """
         caption = f"{len(self.y):,} validation examples, on which the choice was made"
         predictions = {candidate.name: candidate.prediction for candidate in self.candidates}
@@ -334,13 +338,11 @@ class Report:
         rows = {}
         for candidate, distance, error in zip(scored, distances, errors, strict=True):
             prediction = predictions[candidate.name]
-            engine = candidate.trial.engine
             rows[candidate.name] = {
                 **self.output.evidence(prediction, y, self.seed, weight),
                 self.output.column: candidate.shown_parameter,
                 "behind best": f"{distance:.4f} ± {error:.4f}" if distance else "best",
-                "draws": engine.samples,
+                **candidate.cost.columns(),
                 "seconds": round(candidate.seconds),
-                "parameters": engine.network.count_params(),
             }
         return Table(caption, rows, self.chosen.name)

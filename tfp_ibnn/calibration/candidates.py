@@ -209,11 +209,16 @@ def _variance_of_mean(
         _, place = np.unique(groups, return_inverse=True)
     # A group counts as often as its rows do on average; rows of weight 0, of padding, do not count.
     rows = np.bincount(place, weight > 0)
-    times = np.bincount(place, weight) / np.maximum(rows, 1)
-    sums = np.stack([np.bincount(place, weight * row) for row in residuals])
-    squares = np.square(sums) / np.where(times > 0, times, 1)
+    total = np.bincount(place, weight)
+    times = total / np.maximum(rows, 1)
+    divisor = np.where(times > 0, times, 1)
+    squares = np.zeros(len(residuals))
+    for number, row in enumerate(residuals):
+        sums = np.bincount(place, weight * row)
+        squares[number] = np.sum(np.square(sums) / divisor)
     count = times.sum()
-    return squares.sum(axis=1) * count / (count - 1) / np.square(weight.sum())
+    correction = count / (count - 1)
+    return correction * squares / np.square(weight.sum())
 
 
 def undominated(scores: Sequence[float], costs: Sequence[Cost]) -> list[bool]:

@@ -86,22 +86,30 @@ def _color_of(standing: Standing, before: Standing, after: Standing, named: list
 def _set_limits(ax: Any, compared: Sequence[Standing], named: Sequence[Standing]) -> None:
     """Show all passes, and the NLLs of what is named: others may be far worse."""
     passes = [standing.cost.passes for standing in compared]
+    fewest = min(passes)
+    most = max(1.6 * max(passes), 2.5 * fewest)
     ax.set_xscale("log", base=2)
     ax.xaxis.set_major_formatter("{x:g}")
-    ax.set_xlim(0.8 * min(passes), max(1.6 * max(passes), 2.5 * min(passes)))
-    lowest = min(standing.nll - standing.error for standing in named)
-    highest = max(standing.nll + standing.error for standing in named)
+    ax.set_xlim(0.8 * fewest, most)
+    ends = []
+    for standing in named:
+        ends += [standing.nll - standing.error, standing.nll + standing.error]
+    lowest = min(ends)
+    highest = max(ends)
     room = 0.15 * (highest - lowest) or 0.1
     ax.set_ylim(lowest - room, highest + room)
 
 
 def _draw_front(ax: Any, compared: Sequence[Standing]) -> None:
     """Draw the lowest NLL that so many passes reach."""
-    by_passes = sorted(compared, key=lambda standing: (standing.cost.passes, standing.nll))
-    passes = [standing.cost.passes for standing in by_passes]
-    lowest = np.minimum.accumulate([standing.nll for standing in by_passes])
+    costs = np.array([standing.cost.passes for standing in compared])
+    nll = np.array([standing.nll for standing in compared])
+    order = np.lexsort([nll, costs])
     _, right = ax.get_xlim()
-    ax.step([*passes, right], [*lowest, lowest[-1]], where="post", color="0.8", lw=1.5, zorder=1)
+    passes = np.append(costs[order], right)
+    lowest = np.minimum.accumulate(nll[order])
+    lowest = np.append(lowest, lowest[-1])
+    ax.step(passes, lowest, where="post", color="0.8", lw=1.5, zorder=1)
 
 
 def _draw_mark(ax: Any, standing: Standing, color: str, top: float) -> None:

@@ -102,14 +102,20 @@ def _set_limits(ax: Any, compared: Sequence[Standing], named: Sequence[Standing]
 
 def _draw_front(ax: Any, compared: Sequence[Standing]) -> None:
     """Draw the lowest NLL that so many passes reach."""
-    costs = np.array([standing.cost.passes for standing in compared])
-    nll = np.array([standing.nll for standing in compared])
-    order = np.lexsort([nll, costs])
+    cheapest_first = sorted(compared, key=_passes_and_nll)
     _, right = ax.get_xlim()
-    passes = np.append(costs[order], right)
-    lowest = np.minimum.accumulate(nll[order])
-    lowest = np.append(lowest, lowest[-1])
+    passes = []
+    lowest = []
+    for standing in cheapest_first:
+        passes.append(standing.cost.passes)
+        lowest.append(min([standing.nll, *lowest[-1:]]))
+    passes.append(right)
+    lowest.append(lowest[-1])
     ax.step(passes, lowest, where="post", color="0.8", lw=1.5, zorder=1)
+
+
+def _passes_and_nll(standing: Standing) -> tuple[float, float]:
+    return standing.cost.passes, standing.nll
 
 
 def _draw_mark(ax: Any, standing: Standing, color: str, top: float) -> None:

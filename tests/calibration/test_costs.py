@@ -51,7 +51,7 @@ def test_posteriors_over_weights(network):
     mixture = ibnn.WeightMixture([ensemble, wide])
     # Each member runs as often: the two networks of the first, and the other one twice.
     expected = 2 * MLP + 2 * (2 * 10 + 10 * 3)
-    engine = Engine(lambda: mixture, 4, head="point")
+    engine = Engine(lambda: mixture, 4)
     assert costs.passes(engine, network) == pytest.approx(expected / MLP)
 
 
@@ -86,7 +86,7 @@ def test_draws_count_where_layers_cannot_be_seen(network):
 
     model = Opaque()
     model.build((None, 2))
-    assert passes(model, samples=1, head="point") == 1
+    assert passes(model, samples=1) == 1
 
 
 def test_megabytes_are_of_weights_and_posterior_but_not_of_an_optimizer(network):

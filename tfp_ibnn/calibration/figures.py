@@ -51,7 +51,7 @@ def report_figure(
 
 def _draw_costs(ax: Any, compared: Sequence[Standing], chosen: Candidate) -> None:
     """Draw NLL against passes, and name the front, the model as it is and the chosen candidate."""
-    from tfp_ibnn.plots.style import tidy
+    from tfp_ibnn.plots.style import LEGEND, tidy
 
     before = compared[0]
     (after,) = [standing for standing in compared if standing.candidate is chosen]
@@ -69,6 +69,10 @@ def _draw_costs(ax: Any, compared: Sequence[Standing], chosen: Candidate) -> Non
     ax.set_title("NLL, unchanged" if before is after else title, fontsize=12)
     ax.set(xlabel="passes of the network per prediction", ylabel="NLL (nats), lower is better")
     tidy(ax, "y")
+    if any(standing.cost.trainings for standing in compared):
+        ax.plot([], [], "o", color=_PALE, ms=5, label="not trained")
+        ax.plot([], [], "s", color=_PALE, ms=5, label="trained")
+        ax.legend(**LEGEND, loc="upper right", ncols=2, borderaxespad=0)
     _name_marks(ax, compared, named, before, after)
 
 
@@ -144,6 +148,7 @@ def _name_marks(
     before: Standing,
     after: Standing,
 ) -> None:
+    """Write the names of some candidates where they cover neither a mark nor the legend."""
     from tfp_ibnn.plots.labels import Label, place_labels
 
     labels = []
@@ -158,7 +163,10 @@ def _name_marks(
         labels.append(Label(text, standing.cost.passes, standing.nll, style))
     _, top = ax.get_ylim()
     points = [(standing.cost.passes, min(standing.nll, top)) for standing in compared]
-    place_labels(ax, labels, np.array(points))
+    legend = ax.get_legend()
+    ax.figure.draw_without_rendering()
+    taken = [legend.get_window_extent()] if legend else []
+    place_labels(ax, labels, np.array(points), taken)
 
 
 def _draw_reliability(
@@ -190,9 +198,9 @@ def _draw_reliability(
         ax.plot([], [], marker="o", label=f"{when}: {candidate.name}", **look)
         scores.append(f"{ece:.3f}")
     ax.set_title(f"ECE {' → '.join(scores)}", fontsize=12)
-    ax.set(xlim=(0, 1.03), ylim=(0, 1.03), xlabel="confidence", ylabel="accuracy")
-    ax.text(0.97, 0.03, "below the diagonal: overconfident", ha="right", fontsize=9, color="0.4")
-    ax.legend(**LEGEND, loc="upper left")
+    ax.set(xlim=(0, 1.03), ylim=(0, 1.03), ylabel="accuracy")
+    ax.set_xlabel("confidence; below the diagonal: overconfident")
+    ax.legend(**LEGEND, loc="best")
     tidy(ax)
 
 

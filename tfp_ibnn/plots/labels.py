@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.text import Annotation
+from matplotlib.patheffects import withStroke
+from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
 _GAP = 6.0  # points between a mark and its name
@@ -57,7 +58,7 @@ def place_labels(
     written = []
     for label in labels:
         annotation = _annotation(ax, label)
-        box = annotation.get_window_extent()
+        box = Text.get_window_extent(annotation)  # without the line
         center = ax.transData.transform((label.x, label.y))
         offset = _free_offset(center, box, room, taken, _GAP * pixels_per_point)
         taken.append(_box_at(center + offset, box))
@@ -81,6 +82,7 @@ def _annotation(ax: Axes, label: Label) -> Annotation:
         **label.style,
     )
     annotation.set_in_layout(False)
+    annotation.set_path_effects([withStroke(linewidth=3, foreground="white")])
     return annotation
 
 

@@ -42,14 +42,14 @@ def handmade(eagerly):
     """
     rng = np.random.default_rng(0)
     network = mlp(4, 3, "softmax", features=2)
-    ensemble = ibnn.DeepEnsemble([network, copy_of(network), copy_of(network)])
+    ensemble = ibnn.DeepEnsemble(3 * [network])
     output = classes(3, from_logits=False)
     y = rng.integers(0, 3, 60)
     noise = rng.normal(size=(60, 3))
     candidates = []
 
-    def add(name, made, parameter, quality, trainings=0.0):
-        trial = trials.Trial(name, Engine(made), trainings=trainings)
+    def add(name, made, parameter, quality, samples=1, trainings=0.0):
+        trial = trials.Trial(name, Engine(made, samples), trainings=trainings)
         p = softmax(quality * np.eye(3)[y] + noise, axis=1)
         errors = (p.argmax(axis=1) != y).astype(float)
         nll = output.nll(p, y)
@@ -58,6 +58,6 @@ def handmade(eagerly):
     add("as it is", lambda: copy_of(network), 1.0, quality=0.0)
     add("as it is + temperature", lambda: copy_of(network), 2.0, quality=1.0)
     add("fine-tuned", lambda: copy_of(network), 1.0, quality=0.5, trainings=0.1)
-    add("ensemble", lambda: ensemble, 1.0, quality=0.9, trainings=2.0)
-    add("ensemble + temperature", lambda: ensemble, 2.0, quality=3.0, trainings=2.0)
+    add("ensemble", lambda: ensemble, 1.0, quality=0.9, samples=3, trainings=2.0)
+    add("ensemble + temperature", lambda: ensemble, 2.0, quality=3.0, samples=3, trainings=2.0)
     return Report(candidates, {"slow": "there was no time for it"}, output, y, {}, 0)

@@ -67,7 +67,7 @@ class Candidate:
         return Cost(
             passes=costs.passes(trial.engine, self.unit),
             trainings=trial.trainings,
-            megabytes=costs.megabytes(trial.engine, trial.best),
+            megabytes=costs.megabytes(trial.engine.network),
         )
 
     @property

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import keras
+import numpy as np
 
-from tfp_ibnn.calibration.engine import Engine, State
+from tfp_ibnn.calibration.engine import Engine
 from tfp_ibnn.conversion.graph import Graph
 from tfp_ibnn.layers import StochasticLayer, stochastic_layers
 from tfp_ibnn.layers.base import TRANSPOSED
@@ -42,15 +43,12 @@ def passes(engine: Engine, network: keras.Model | None = None) -> float:
     return work / unit
 
 
-def megabytes(engine: Engine, state: State) -> float:
-    """Return the memory of what predicts: the weights, and all that a posterior holds, in MB.
-
-    Args:
-        engine: what predicts.
-        state: its state; the variables of an optimizer at its end do not count.
-    """
-    count = len(engine.network.variables)
-    return sum(value.nbytes for value in state[:count]) / 1e6
+def megabytes(predictor: Any) -> float:
+    """Return the memory of a network's weights, or of all that a posterior holds, in MB."""
+    total = 0
+    for weight in predictor.weights:
+        total += math.prod(weight.shape) * np.dtype(weight.dtype).itemsize
+    return total / 1e6
 
 
 def _work(predictor: Any, samples: int, dropout: bool = False) -> int:

@@ -49,6 +49,7 @@ def test_the_front_is_named_and_no_name_covers_another(handmade):
     assert texts == [chosen, "as it is", "as it is + temperature"]
     blue, orange, *_ = COLORS
     assert [name.get_color() for name in names[:2]] == [blue, orange]
+    ax.figure.canvas.draw()
     boxes = [Text.get_window_extent(name) for name in names]
     assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 

@@ -36,15 +36,22 @@ def methods():
 
 def table(record):
     """Return the README's table of a record: the model as it is, and all with a temperature."""
-    columns = ("accuracy", "NLL", "ECE", "ECE floor", "draws")
+    columns = ("accuracy", "NLL", "ECE", "ECE floor", _cost(record))
     lines = [f"| candidate | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for place, (name, row) in enumerate(record["test"].items()):
         if place and not name.endswith("+ temperature"):
             continue
-        cells = [f"{row[key]:.4f}" if key != "draws" else str(row[key]) for key in columns]
+        cells = [f"{row[key]:.4f}" for key in columns[:-1]]
+        cells.append(f"{row[columns[-1]]:.3g}")
         shown = f"**{name}**" if name == record["chosen"] else name
         lines.append(f"| {shown} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _cost(record):
+    """Return the column of what a prediction costs; older records count draws."""
+    row = record["test"]["as it is"]
+    return "passes" if "passes" in row else "draws"
 
 
 def filled(text, record):

@@ -63,14 +63,14 @@ def _run(model: str, data: str, folder: str, options: dict[str, Any]) -> None:
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)  # rather an error now than at the end
     report = calibrate(keras.models.load_model(model), train, validation, **options)
-    print(f"\n{report.table()}\n")
+    print(f"\n{report}\n")
     if test is not None:
         report.decide(test)  # for the model card
     report.save(folder)
     if test is not None:
-        table = str(report.evaluate(test))
+        table = report.evaluate(test)
         print(f"{table}\n")
-        (path / "test.md").write_text(f"{table}\n")
+        (path / "test.md").write_text(f"{table.all()}\n")
     print(f"Written to {folder}.")
 
 

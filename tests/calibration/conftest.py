@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+from scipy.special import softmax
 
 import tfp_ibnn as ibnn
-from tests.calibration.tools import mlp
-from tfp_ibnn.calibration import run, trials
+from tests.calibration.tools import classes, mlp
+from tfp_ibnn.calibration import Candidate, Report, run, trials
+from tfp_ibnn.calibration.engine import Engine
+from tfp_ibnn.conversion.convert import copy_of
 
 
 @pytest.fixture
@@ -29,3 +32,32 @@ def small(deterministic_only, eagerly):
 
     small.model, small.x, small.y = model, x, y
     return small
+
+
+@pytest.fixture
+def handmade(eagerly):
+    """A report of small networks whose scores are made up; two candidates gain by a temperature.
+
+    The network "fine-tuned" and the ensemble as it is are beaten at no higher cost.
+    """
+    rng = np.random.default_rng(0)
+    network = mlp(4, 3, "softmax", features=2)
+    ensemble = ibnn.DeepEnsemble(3 * [network])
+    output = classes(3, from_logits=False)
+    y = rng.integers(0, 3, 60)
+    noise = rng.normal(size=(60, 3))
+    candidates = []
+
+    def add(name, made, parameter, quality, samples=1, trainings=0.0):
+        trial = trials.Trial(name, Engine(made, samples), trainings=trainings)
+        p = softmax(quality * np.eye(3)[y] + noise, axis=1)
+        errors = (p.argmax(axis=1) != y).astype(float)
+        nll = output.nll(p, y)
+        candidates.append(Candidate(name, trial, parameter, 0.0, p, nll, errors))
+
+    add("as it is", lambda: copy_of(network), 1.0, quality=0.0)
+    add("as it is + temperature", lambda: copy_of(network), 2.0, quality=1.0)
+    add("fine-tuned", lambda: copy_of(network), 1.0, quality=0.5, trainings=0.1)
+    add("ensemble", lambda: ensemble, 1.0, quality=0.9, samples=3, trainings=2.0)
+    add("ensemble + temperature", lambda: ensemble, 2.0, quality=3.0, samples=3, trainings=2.0)
+    return Report(candidates, {"slow": "there was no time for it"}, output, y, {}, 0)

@@ -41,11 +41,12 @@ def model_card(why: str, table: Any, dropped: Mapping[str, str], notes: Mapping[
         dropped: why candidates were dropped, by name.
         notes: further facts about the run, by name.
     """
-    run = {**notes, **_environment()}
+    run = {**notes, **environment()}
     return _CARD.format(why=why, table=table, dropped=_items(dropped), run=_items(run))
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """Return the versions of the packages, the backend and the machine, by name."""
     machine = f"Python {platform.python_version()} on {platform.machine()}"
     return {
         "keras": importlib.metadata.version("keras"),

@@ -3,23 +3,25 @@
 import dataclasses
 import math
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tfp_ibnn._core import checks
+from tfp_ibnn._core.files import replacing
 from tfp_ibnn._core.progress import Heartbeat, printer
-from tfp_ibnn.calibration.candidates import Candidate, behind, choose, predict
-from tfp_ibnn.calibration.card import model_card
+from tfp_ibnn.calibration.candidates import Candidate, Standing, behind, choose, standings
+from tfp_ibnn.calibration.card import environment, model_card
+from tfp_ibnn.calibration.deciding import decisions_of
+from tfp_ibnn.calibration.evaluation import evaluation
 from tfp_ibnn.calibration.examples import Examples, read
-from tfp_ibnn.calibration.figures import coverage_figure, reliability_figure
+from tfp_ibnn.calibration.figures import report_figure
+from tfp_ibnn.calibration.record import record_of, to_json
 from tfp_ibnn.calibration.scaling import scaled_model
 from tfp_ibnn.calibration.table import Table
 from tfp_ibnn.calibration.trials import deadline
-from tfp_ibnn.decisions import Conformal, OODDetector, error_threshold
 from tfp_ibnn.likelihoods import Likelihood
 from tfp_ibnn.prediction import MonteCarlo
 
@@ -30,7 +32,7 @@ _MARGIN = 1.96  # of 95 %, in standard errors
 class Report:
     """What `calibrate` returns: the chosen model, and the evidence for it.
 
-    Printing it gives the reason for the choice and the table.
+    Printing it gives the reason for the choice and the short table.
 
     Args:
         candidates: all that were compared; the first is the model as it is.
@@ -40,6 +42,7 @@ class Report:
         notes: what the model card says about the run, by name.
         seed: of the ECE's floor, and of the split in `decide`.
         weight: how often each of these examples counts; None is once.
+        groups: the example of each row of `y`, if examples have several rows, such as pixels.
 
     Attributes:
         chosen: the `Candidate` that was chosen.
@@ -53,13 +56,17 @@ class Report:
     notes: dict[str, Any]
     seed: int
     weight: np.ndarray | None = None
+    groups: np.ndarray | None = None
     chosen: Candidate = dataclasses.field(init=False)
     model: MonteCarlo = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        costs = [candidate.cost for candidate in self.candidates]
+        unit = self.candidates[0].trial.engine.network
+        for candidate in self.candidates:
+            candidate.unit = unit
+        costs = [candidate.cost[:2] for candidate in self.candidates]
         nll = [candidate.nll for candidate in self.candidates]
-        self.chosen = self.candidates[choose(nll, costs, self.weight)]
+        self.chosen = self.candidates[choose(nll, costs, self.weight, self.groups)]
         self.model = self.model_of(self.chosen.name)
 
     def __str__(self) -> str:
@@ -80,31 +87,40 @@ class Report:
         network = engine.copy(candidate.trial.best)
         return scaled_model(self.output, network, candidate.parameter, **engine.options)
 
-    def table(self) -> Table:
+    def table(self, all: bool = False) -> Table:
         """Return the scores on the validation examples on which the choice was made.
 
+        Args:
+            all: print every row. By default those are printed that no other row matches in NLL,
+                passes and trainings, with the model as it is and the chosen one.
+
         Returns:
-            A `Table`: it prints as Markdown, and `table[name]` is the row of a candidate, a dict
-            with these keys:
+            A `Table`: it prints as Markdown, `table.all()` prints every row, and `table[name]` is
+            the row of a candidate, printed or not, a dict with these keys:
 
             - for a classifier "accuracy", "NLL" (nats), "Brier", "ECE" and "ECE floor", the ECE of
                 a perfectly calibrated model on as many examples; for a regression "RMSE", "NLL"
                 (nats), "CRPS" and "90 % coverage";
             - "T", the temperature; for a regression "scale" or "factor", of the standard deviation;
             - "behind best": how much larger the NLL is than the lowest, ± the standard error of the
-                difference, or "best";
-            - "draws" of a prediction;
-            - "seconds" that fitting and training took;
-            - "parameters": the number of the network's weights.
+                difference, clustered by example where one has several rows, or "best";
+            - "passes": what a prediction takes, in passes of the model as it is, by multiply-adds;
+                what precedes the first noise runs once for all draws;
+            - "trainings": what its training took, in trainings of the model as it is;
+            - "MB": the memory of its weights, and of all that a posterior holds;
+            - "seconds" that fitting and training took.
         """
-        caption = f"{len(self.y):,} validation examples, on which the choice was made"
+        examples = _count("validation", self.y, self.groups)
+        caption = f"{examples}, on which the choice was made"
         predictions = {candidate.name: candidate.prediction for candidate in self.candidates}
-        return self._table(caption, predictions, self.y, self.weight)
+        table = self._table(caption, predictions, self.y, self.weight, self.groups)
+        return table.all() if all else table
 
     def evaluate(self, test: Any, minutes: float | None = None, verbose: bool = True) -> Table:
         """Return the scores of all candidates on new examples.
 
-        The chosen candidate and the model as it is are scored first.
+        The chosen candidate and the model as it is are scored first. Ctrl-C ends the evaluation,
+        and a candidate that fails is left out: what is scored is returned.
 
         Args:
             test: arrays (x, y) or (x, y, weight), or a dataset, as `calibrate` takes them; an
@@ -113,45 +129,20 @@ class Report:
             verbose: print progress.
 
         Returns:
-            A `Table` with the keys of `table`; its caption names the candidates that `minutes`
-            left out.
+            A `Table` with the keys of `table`, which prints its short form, and every row by
+            `.all()`; its caption names the candidates that are missing, and why.
         """
         end = deadline(minutes)
         say = printer(verbose)
         with Heartbeat("reading the test examples", say):
             examples = self._read(test)
         say(f"Scoring {len(self.candidates)} candidates on {examples.size:,} test examples.")
-        predictions = self._predictions(examples, end, say)
-        caption = f"{examples.size:,} test examples"
-        missing = [x.name for x in self.candidates if x.name not in predictions]
-        if missing:
-            names = ", ".join(missing)
-            caption = f"{caption}; `minutes` left out {names}"
-            say(f"`minutes` ended the evaluation: {names} are not scored.")
-        return self._table(caption, predictions, examples.y, examples.weight)
+        scored = evaluation(self.candidates, self.chosen, self.output, examples, end, say)
+        caption = "; ".join([_count("test", examples.y, None), *scored.missing])
+        return self._table(caption, scored.predictions, examples.y, examples.weight, None)
 
     def _read(self, test: Any) -> Examples:
         return read(test, self.candidates[0].trial.engine.network, self.output, "test")
-
-    def _predictions(
-        self, examples: Examples, end: float, say: Callable[[str], None]
-    ) -> dict[str, np.ndarray]:
-        """Return the predictions of candidates by name, of those that start before `end`."""
-        always = (self.chosen.trial, self.candidates[0].trial)
-        others = [candidate.trial for candidate in self.candidates]
-        predictions = {}
-        for trial in dict.fromkeys([*always, *others]):  # each once
-            if trial not in always and time.monotonic() > end:
-                break
-            candidates = [x for x in self.candidates if x.trial is trial]
-            parameters = [candidate.parameter for candidate in candidates]
-            with Heartbeat(f"scoring {trial.name}", say):
-                arrays = predict(trial, self.output, examples, parameters)
-            for candidate, prediction in zip(candidates, arrays, strict=True):
-                nll = self.output.nll(prediction, examples.y)
-                say(f"{candidate.name}: NLL {np.average(nll, weights=examples.weight):.4f}")
-                predictions[candidate.name] = prediction
-        return predictions
 
     def decide(
         self, test: Any, ood: Mapping[str, Any] | None = None, verbose: bool = True
@@ -182,36 +173,9 @@ class Report:
             examples = self._read(test)
             if examples.weight is not None and np.any(examples.weight != 1):
                 raise ValueError("`test` has weights, which `decide` cannot use: give (x, y).")
-            decisions = self._decisions(examples, ood or {})
+            decisions = decisions_of(self.model, self.output, examples, ood or {}, self.seed)
         self.notes |= {"decisions": "by examples used for nothing else", **decisions}
         return decisions
-
-    def _decisions(self, examples: Examples, ood: Mapping[str, Any]) -> dict[str, Any]:
-        order = np.random.default_rng(self.seed).permutation(examples.size)
-        fitted_half, new_half = np.array_split(order, 2)
-        new = examples.take(new_half)
-        decisions: dict[str, Any] = {}
-        if not ood:
-            decisions["OOD AUROC"] = "left out, as no set was given"
-        try:
-            coverage = self._coverage(examples.take(fitted_half), new)
-            decisions["coverage of 90 % sets"] = round(coverage, 4)
-            means = self.model.predict(examples.x, verbose=0)["mean"]
-            answered = error_threshold(means, examples.y)["answered"]
-            decisions["share answered at 1 % error"] = round(answered, 4)
-        except ValueError as error:  # there are too few examples, or no classes
-            decisions["left out"] = str(error)
-        score = "entropy" if self.output.is_classifier else "epistemic"
-        for name, inputs in ood.items():
-            auroc = OODDetector(self.model, score).evaluate(new.x, inputs)["auroc"]
-            decisions[f"OOD AUROC against {name}"] = round(auroc, 4)
-        return decisions
-
-    def _coverage(self, known: Examples, new: Examples) -> float:
-        """Return how often 90 % sets, fitted to some examples, hold the truth of others."""
-        method = "lac" if self.output.is_classifier else "split"
-        conformal = Conformal(self.model, method).fit(known.x, known.y)
-        return conformal.evaluate(new.x, new.y)["coverage"]
 
     def why(self) -> str:
         """Return the reason for the choice, in a sentence or two.
@@ -220,19 +184,20 @@ class Report:
             The NLL of the chosen candidate, in nats, and how it compares with the best; then what
             `lost` returns.
         """
-        distance, error = behind([x.nll for x in self.candidates], self.weight)
+        nll = [candidate.nll for candidate in self.candidates]
+        distance, error = behind(nll, self.weight, groups=self.groups)
         best = self.candidates[np.argmin(distance)]
         count = len(self.candidates)
         name = self.chosen.name
-        nll = np.average(self.chosen.nll, weights=self.weight)
+        mean = np.average(self.chosen.nll, weights=self.weight)
         if best is self.chosen:
             reason = (
-                f"Chosen: {name}, NLL {nll:.4f}: the best of {count}, and none as good is cheaper."
+                f"Chosen: {name}, NLL {mean:.4f}: the best of {count}, and none as good is cheaper."
             )
         else:
             place = self.candidates.index(self.chosen)
             reason = (
-                f"Chosen: {name}, NLL {nll:.4f}, {distance[place]:.4f} ± {error[place]:.4f} "
+                f"Chosen: {name}, NLL {mean:.4f}, {distance[place]:.4f} ± {error[place]:.4f} "
                 f"behind the best of {count}, {best.name}, which costs more."
             )
         return f"{reason} {self.lost()}".strip()
@@ -247,7 +212,8 @@ class Report:
         as_it_is = self.candidates[0]
         if self.chosen.trial is as_it_is.trial:
             return ""
-        distance, error = behind([as_it_is.errors, self.chosen.errors], self.weight, best=0)
+        errors = [as_it_is.errors, self.chosen.errors]
+        distance, error = behind(errors, self.weight, best=0, groups=self.groups)
         more = distance[1]
         margin = _MARGIN * error[1]
         if more <= margin:
@@ -265,14 +231,23 @@ class Report:
             f"than the NLL, take report.model_of({remedy!r})."
         )
 
-    def plot(self) -> Any:
-        """Return a figure of the calibration before and after: accuracy against confidence.
+    def _standings(self) -> list[Standing]:
+        """Return how the candidates compare on the examples of the selection."""
+        nll = [candidate.nll for candidate in self.candidates]
+        return standings(self.candidates, nll, self.weight, self.groups)
 
-        For a regression, it is the share of targets in central intervals minus their probability;
-        the band is twice the standard error of a calibrated model.
+    def plot(self) -> Any:
+        """Return a figure of what each candidate costs and gains, and of the calibration.
+
+        Left, the NLL of each candidate against the passes of a prediction, with the standard error
+        of its difference from the best. Named are the chosen one, the model as it is, and those
+        that no other one matches in NLL, passes and trainings, joined by a line. Right, the
+        calibration before and after: accuracy against confidence, where the area of a dot is the
+        share of the examples; for a regression the share of targets in central intervals minus
+        their probability, with a band of twice the standard error of a calibrated model.
 
         Returns:
-            A Matplotlib figure.
+            A Matplotlib figure of 10 by 4.5 inches.
 
         Raises:
             ImportError: without Matplotlib.
@@ -280,37 +255,87 @@ class Report:
         panels = {"before": self.candidates[0], "after": self.chosen}
         if self.chosen is self.candidates[0]:
             panels = {"before and after": self.chosen}
-        if self.output.is_classifier:
-            return reliability_figure(panels, self.y, self.weight)
-        return coverage_figure(panels, self.output, self.y, self.weight)
+        return report_figure(self._standings(), panels, self.output, self.y, self.weight)
+
+    def to_json(self, path: str | os.PathLike | None = None) -> str:
+        """Return all that the report holds as JSON, but for the models and the predictions.
+
+        Args:
+            path: of a file to write as well; None writes none.
+
+        Returns:
+            An object, in which NaN and infinity are null, with these keys:
+
+            - "chosen", the name of the candidate, and "reason", what `why` returns;
+            - "examples" that the choice was made on, "rows" of them, and "seed";
+            - "candidates": a list of objects with "name", "scores" as in `table`, "parameter" (the
+                temperature, scale or factor), "behind best" with its "mean" and "standard error",
+                "undominated", "cost" with "passes", "trainings" and "megabytes", and "seconds";
+            - "dropped": why others were dropped, by name;
+            - "notes": facts about the run and the results of `decide`, by name;
+            - "versions" of the packages, the backend and the machine.
+        """
+        records = []
+        for standing in self._standings():
+            prediction = standing.candidate.prediction
+            scores = self.output.evidence(prediction, self.y, self.seed, self.weight)
+            records.append(record_of(standing, scores))
+        record = {
+            "chosen": self.chosen.name,
+            "reason": self.why(),
+            "examples": len(self.y) if self.groups is None else len(np.unique(self.groups)),
+            "rows": len(self.y),
+            "seed": self.seed,
+            "candidates": records,
+            "dropped": self.dropped,
+            "notes": self.notes,
+            "versions": environment(),
+        }
+        text = to_json(record)
+        if path is not None:
+            Path(path).write_text(f"{text}\n")
+        return text
 
     def save(self, folder: str | os.PathLike) -> Path:
         """Write the chosen model and the evidence for it.
 
+        A file that cannot be written, such as on a full disk, costs one printed line, and the rest
+        is written; an older file of that name stays.
+
         Returns:
-            The folder, which is created if needed, with `model.keras`, `table.md`, `model_card.md`
-            and, if Matplotlib is installed, `calibration.png`.
+            The folder, which is created if needed, with `model.keras`, `table.md`, `model_card.md`,
+            `report.json` and, if Matplotlib is installed, `calibration.png`.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        self.model.save(folder / "model.keras")
-        (folder / "table.md").write_text(f"{self.table()}\n")
-        (folder / "model_card.md").write_text(self.card())
-        try:
-            figure = self.plot()
-            figure.savefig(folder / "calibration.png", dpi=120)
-            import matplotlib.pyplot as plt
-
-            plt.close(figure)  # otherwise notebooks would show it again
-        except ImportError as error:  # the rest is saved without the figure
-            print(f"No figure was written. {error}")
+        writers = {
+            "model.keras": self.model.save,
+            "table.md": lambda path: path.write_text(f"{self.table(all=True)}\n"),
+            "model_card.md": lambda path: path.write_text(self.card()),
+            "report.json": self.to_json,
+            "calibration.png": self._draw,
+        }
+        for name, write in writers.items():
+            try:
+                with replacing(folder / name) as path:
+                    write(path)
+            except (ImportError, OSError) as error:
+                print(f"{name} was not written: {error}")
         return folder
+
+    def _draw(self, path: Path) -> None:
+        """Write the figure."""
+        figure = self.plot()
+        figure.savefig(path, dpi=120)
+        import matplotlib.pyplot as plt
+
+        plt.close(figure)  # otherwise notebooks would show it again
 
     def card(self) -> str:
         """Return the model card, in Markdown.
 
         Returns:
-            The reason for the choice, the table, what was dropped and why, `notes`, and the
+            The reason for the choice, the whole table, what was dropped and why, `notes`, and the
             versions of the packages.
         """
         notes = {
@@ -318,7 +343,7 @@ class Report:
             **self.notes,
             self.output.column: self.chosen.shown_parameter,
         }
-        return model_card(self.why(), self.table(), self.dropped, notes)
+        return model_card(self.why(), self.table(all=True), self.dropped, notes)
 
     def _table(
         self,
@@ -326,21 +351,35 @@ class Report:
         predictions: Mapping[str, np.ndarray],
         y: np.ndarray,
         weight: np.ndarray | None,
+        groups: np.ndarray | None,
     ) -> Table:
         """Return the table of the candidates that have predictions, by name."""
         scored = [x for x in self.candidates if x.name in predictions]
         nll = [self.output.nll(predictions[x.name], y) for x in scored]
-        distances, errors = behind(nll, weight)
+        compared = standings(scored, nll, weight, groups)
         rows = {}
-        for candidate, distance, error in zip(scored, distances, errors, strict=True):
+        for candidate, _, distance, error, cost, _ in compared:
             prediction = predictions[candidate.name]
-            engine = candidate.trial.engine
             rows[candidate.name] = {
                 **self.output.evidence(prediction, y, self.seed, weight),
                 self.output.column: candidate.shown_parameter,
                 "behind best": f"{distance:.4f} ± {error:.4f}" if distance else "best",
-                "draws": engine.samples,
+                **cost.columns(),
                 "seconds": round(candidate.seconds),
-                "parameters": engine.network.count_params(),
             }
-        return Table(caption, rows, self.chosen.name)
+        shown = [standing.candidate.name for standing in compared if standing.is_undominated]
+        shown += [self.candidates[0].name, self.chosen.name]
+        return Table(caption, rows, self.chosen.name, shown)
+
+
+def _count(kind: str, y: np.ndarray, groups: np.ndarray | None) -> str:
+    """Return how many examples there are, in words.
+
+    Args:
+        kind: of examples, such as "test".
+        y: their targets.
+        groups: the example of each target, if examples have several.
+    """
+    if groups is None:
+        return f"{len(y):,} {kind} examples"
+    return f"{len(np.unique(groups)):,} {kind} examples with {len(y):,} outputs"

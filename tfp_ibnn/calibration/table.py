@@ -1,18 +1,24 @@
 """A table of scores that prints as Markdown."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
+
+import numpy as np
+
+_SHORT = ("passes", "trainings", "MB")
+"""Columns whose numbers have three digits."""
 
 
 @dataclasses.dataclass(repr=False)
 class Table:
-    """Scores of all candidates, which print as Markdown with the chosen one in bold.
+    """Scores of all candidates; those worth a look print as Markdown, with the chosen one in bold.
 
     Args:
         caption: the line above the table.
         rows: the scores of each candidate, by its name; every row has the same columns.
         chosen: the name of the chosen candidate.
+        shown: the names of the rows that are printed; None prints all.
 
     Example:
         >>> from tfp_ibnn.calibration import Table
@@ -32,9 +38,14 @@ class Table:
     caption: str
     rows: dict[str, dict[str, Any]]
     chosen: str
+    shown: Collection[str] | None = None
 
     def __getitem__(self, name: str) -> dict[str, Any]:
         return self.rows[name]
+
+    def all(self) -> "Table":
+        """Return the table that prints all rows."""
+        return dataclasses.replace(self, shown=None)
 
     def __str__(self) -> str:
         lines = self._cells()
@@ -46,16 +57,33 @@ class Table:
             rule.append(f"{dashes}:")
         lines.insert(1, rule)
         markdown = [_line(cells, widths) for cells in lines]
-        return "\n".join([self.caption, "", *markdown])
+        return "\n".join([self.caption, "", *markdown, *self._footer()])
 
     def _cells(self) -> list[list[str]]:
-        """Return the cells of the heading and of each row, as text."""
+        """Return the cells of the heading and of each row that is shown, as text."""
         columns = next(iter(self.rows.values()))
         lines = [["candidate", *columns]]
-        for name, row in self.rows.items():
+        for name, row in self._shown_rows().items():
             label = f"**{name}**" if name == self.chosen else name
-            lines.append([label, *map(_text, row.values())])
+            cells = [_text(value, column) for column, value in row.items()]
+            lines.append([label, *cells])
         return lines
+
+    def _shown_rows(self) -> dict[str, dict[str, Any]]:
+        if self.shown is None:
+            return self.rows
+        return {name: row for name, row in self.rows.items() if name in self.shown}
+
+    def _footer(self) -> list[str]:
+        """Return the lines below the table: how many rows are not shown."""
+        hidden = len(self.rows) - len(self._shown_rows())
+        if not hidden:
+            return []
+        return [
+            "",
+            f"Not shown: {hidden} of {len(self.rows)} candidates; for each, a row above is as good "
+            "at no higher cost. `table.all()` has every row.",
+        ]
 
     __repr__ = _repr_markdown_ = __str__
 
@@ -68,9 +96,18 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
     return f"| {' | '.join(padded)} |"
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, column: str) -> str:
+    if isinstance(value, float) and column in _SHORT:
+        return _three_digits(value)
     if isinstance(value, float):
         return f"{value:.4f}" if abs(value) < 100 else f"{value:.5g}"
     if isinstance(value, int):
         return f"{value:,}"
     return str(value)
+
+
+def _three_digits(value: float) -> str:
+    """Return a number rounded to three digits, and to a whole one from 100 on."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return np.format_float_positional(value, precision=3, fractional=False, trim="-")

@@ -50,6 +50,7 @@ class Trial:
         engine: what draws its predictions; None if there is a `fate`.
         trained: whether it is to be trained.
         seconds: the time it took so far.
+        trainings: what its training took so far, in trainings of the model as it is.
         epochs: after which it was best; 0 before any.
         stopped: whether its training has ended.
         fate: why it is not compared any more; "" while it is.
@@ -60,6 +61,7 @@ class Trial:
     engine: Engine | None = None
     trained: bool = False
     seconds: float = 0.0
+    trainings: float = 0.0
     epochs: int = 0
     stopped: bool = False
     fate: str = ""

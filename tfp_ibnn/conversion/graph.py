@@ -96,8 +96,10 @@ class Graph:
         is_noisy: whether a layer or operation counts as noisy.
 
     Attributes:
-        layers: the layers and operations of all calls that the output depends on.
-        noisy_layers: those of the calls in `suffix`.
+        nodes: Keras's nodes of all calls that the output depends on.
+        noisy_nodes: those of the calls in `suffix`.
+        layers: the layers and operations of `nodes`.
+        noisy_layers: those of `noisy_nodes`.
         is_noisy: whether the output depends on noise.
         largest: size of the largest tensor of one example behind the first noisy layer, or a guess.
     """
@@ -109,6 +111,8 @@ class Graph:
         self._after: list[_Step] = []
         self._noisy: set[int] = set()
         self._without_batch: set[int] = set()
+        self.nodes: list[Any] = []
+        self.noisy_nodes: list[Any] = []
         self.layers: list[Any] = []
         self.noisy_layers: list[Any] = []
         self.is_noisy = True
@@ -131,8 +135,10 @@ class Graph:
                 self._after.append(step)
                 self._frontier.update(step.sources)
         self._without_batch = _without_batch(self._before, functional.inputs)
-        self.layers = [step.node.operation for step in steps]
-        self.noisy_layers = [step.node.operation for step in self._after]
+        self.nodes = [step.node for step in steps]
+        self.noisy_nodes = [step.node for step in self._after]
+        self.layers = [node.operation for node in self.nodes]
+        self.noisy_layers = [node.operation for node in self.noisy_nodes]
         self.is_noisy = bool(self._after)
         self.largest = _largest_size(self._after)
 

@@ -8,7 +8,7 @@ import tfp_ibnn as ibnn
 from tests.calibration.tools import classes, mlp
 from tfp_ibnn.calibration import Candidate, Report, run, trials
 from tfp_ibnn.calibration.engine import Engine
-from tfp_ibnn.conversion.convert import copy_of
+from tfp_ibnn.conversion.copying import copy_of
 
 
 @pytest.fixture

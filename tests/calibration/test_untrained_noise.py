@@ -9,6 +9,7 @@ from scipy.special import expit
 import tfp_ibnn as ibnn
 from tests.calibration.tools import classes
 from tfp_ibnn.calibration import untrained_noise
+from tfp_ibnn.calibration.costs import passes
 from tfp_ibnn.calibration.examples import Examples, Training, Validation
 from tfp_ibnn.calibration.trials import Setting, Trial
 from tfp_ibnn.prediction.batch_norm import BatchStatistics
@@ -89,6 +90,7 @@ def test_statistics_of_mini_batches_of_the_training_data():
     setting = setting_of(model, examples, batch_size=20)
     (trial,) = untrained_noise.mc_batch_norm(setting)
     assert isinstance(trial, Trial)
+    assert passes(trial.engine) == 32
     raw = trial.engine.draw(trial.state, examples.x)
     posterior = BatchStatistics.of(model, examples.x, 32, batch_size=20, seed=3)
     mc = ibnn.MonteCarlo(posterior, 32, head="point", return_samples=True)

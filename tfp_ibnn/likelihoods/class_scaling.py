@@ -145,11 +145,13 @@ class _VectorLoss:
         nll = -np.sum(self._share * observed)
         # The derivative of the NLL by the logits.
         error = self._share * (q - self._is_label)
-        of_scale = np.sum(error * self._features, axis=0)
+        by_example = error * self._features
+        of_scale = np.sum(by_example, axis=0)
         of_bias = np.sum(error, axis=0)
         gradient = np.concatenate([of_scale, of_bias])
         distance = parameters - self.start
-        penalty = self._pull * np.sum(distance**2)
+        squares = distance**2
+        penalty = self._pull * np.sum(squares)
         of_penalty = 2 * self._pull * distance
         return nll + penalty, gradient + of_penalty
 
@@ -190,7 +192,8 @@ def identical_maps(classes: int) -> Isotonic:
     """Return the maps that change nothing, for a number of classes."""
     maps = 1 if classes == 2 else classes
     line = np.linspace(0, 1, CORNERS)
-    both = np.tile(line, (maps, 1))
+    repeats = (maps, 1)
+    both = np.tile(line, repeats)
     return Isotonic(both, both)
 
 
@@ -213,7 +216,8 @@ def _isotonic_regression(
     total = np.bincount(place, weight)
     positive = np.bincount(place, positive_weight)
     share = positive / total
-    fitted = isotonic_regression(share, weights=total).x
+    regression = isotonic_regression(share, weights=total)
+    fitted = regression.x
     stored = _stored_corners(fitted)
     return inputs[stored], fitted[stored]
 

@@ -175,7 +175,8 @@ def best_isotonic(log_p: np.ndarray, y: np.ndarray, weight: np.ndarray | None = 
     total = weight.sum()
     with_pseudocounts = total + classes
     lowest = 1 / with_pseudocounts
-    highest = (total + 1) / with_pseudocounts
+    most = total + 1
+    highest = most / with_pseudocounts
     inputs = []
     outputs = []
     mapped = [1] if classes == 2 else range(classes)

@@ -62,8 +62,10 @@ from tfp_ibnn.posteriors import NormalRadial as NormalRadial
 from tfp_ibnn.posteriors import NormalSylvester as NormalSylvester
 from tfp_ibnn.posteriors import Posterior as Posterior
 from tfp_ibnn.posteriors import priors as priors
+from tfp_ibnn.prediction import IsotonicScaling as IsotonicScaling
 from tfp_ibnn.prediction import MonteCarlo as MonteCarlo
 from tfp_ibnn.prediction import TemperatureScaling as TemperatureScaling
+from tfp_ibnn.prediction import VectorScaling as VectorScaling
 from tfp_ibnn.prediction import export as export
 from tfp_ibnn.training import Checkpoint as Checkpoint
 from tfp_ibnn.training import KLAnnealing as KLAnnealing

@@ -75,7 +75,7 @@ def test_divergence_costs_one_candidate_only(small, monkeypatch, capsys):
 
     monkeypatch.setattr(Training, "epoch", diverge)
     report = small(verbose=True)
-    assert len(report.candidates) == 2
+    assert all(x.name.startswith("as it is") for x in report.candidates)
     assert "not finite" in report.dropped["fine-tuned"]
     assert "at the temperature or scale that suits it best" in capsys.readouterr().out
 
@@ -94,7 +94,9 @@ def test_interruption_keeps_what_is_there(small, monkeypatch):
 
     monkeypatch.setattr(Training, "epoch", stop)
     report = small()
-    assert [x.name for x in report.candidates] == ["as it is", "as it is + temperature"]
+    names = [x.name for x in report.candidates]
+    assert names[:2] == ["as it is", "as it is + temperature"]
+    assert all(name.startswith("as it is") for name in names)
     assert report.dropped == {"fine-tuned": "there was no time for it"}
     assert report.notes["interrupted"] == "yes"
 

@@ -75,12 +75,14 @@ def test_chosen_is_clearly_better_than_untreated_on_test_data(report, overfitted
 
 def test_candidates_are_all_there(report):
     names = [x.name for x in report.candidates]
-    assert names[:6] == [
-        *("as it is", "as it is + temperature", "fine-tuned", "fine-tuned + temperature"),
+    assert names[:8] == [
+        *("as it is", "as it is + temperature"),
+        *("as it is + vector scaling", "as it is + isotonic"),
+        *("fine-tuned", "fine-tuned + temperature"),
         *("MC dropout", "MC dropout + temperature"),
     ]
     # Two of six posteriors are left.
-    assert len(names) == 10
+    assert len(names) == 12
     assert sum(name.startswith("Gaussian") for name in names) == 4
     assert len(report.dropped) == 4
     assert all(name.startswith("Gaussian") for name in report.dropped)
@@ -105,7 +107,7 @@ def test_temperature_is_that_of_an_independent_fit(report, overfitted):
 def test_models_predict_what_the_table_scored(report, overfitted):
     x, y = overfitted[2]
     part = folds_of(y, 2, 3) == 1
-    for candidate in report.candidates[5::4]:
+    for candidate in report.candidates[3::4]:
         model = report.model_of(candidate.name)
         assert isinstance(model, ibnn.MonteCarlo)
         mean = model.predict(x[part], verbose=0)["mean"]
@@ -333,7 +335,7 @@ def test_seed_repeats_everything(small, monkeypatch):
     scores(1)
     scores(1)
     assert found[2] == found[3]
-    assert len(found[2]) == 10
+    assert len(found[2]) == 12
 
 
 def test_datasets_give_what_arrays_do(small):
@@ -342,7 +344,7 @@ def test_datasets_give_what_arrays_do(small):
     found = small(train=Batches(x[:60], y[:60]), validation=Batches(x[60:], y[60:]))
     np.testing.assert_array_equal(found.candidates[0].prediction, expected.prediction)
     assert found.notes["training examples"] == 60
-    assert len(found.candidates) == 4
+    assert len(found.candidates) == 6
     if TENSORFLOW:
         import tensorflow as tf
 
@@ -377,7 +379,7 @@ def test_binary_classifier(deterministic_only, eagerly):
     model.compile("sgd", "binary_crossentropy")
     report = ibnn.calibrate(model, (x, y), (x, y), epochs=1, verbose=False)
     table = report.evaluate((x, y))
-    for name in ("as it is", "as it is + temperature"):
+    for name in table.rows:
         mean, row = report.model_of(name).predict(x, verbose=0)["mean"], table[name]
         right = np.mean((mean > 0.5) == y)
         assert row["accuracy"] == pytest.approx(right)
@@ -406,7 +408,7 @@ def test_layers_that_cannot_be_converted_leave_the_rest(small, monkeypatch):
     model.compile("sgd", LOGITS)
     with pytest.warns(UserWarning, match="left out, since") as caught:
         report = small(model)
-    assert len(report.candidates) == 4
+    assert len(report.candidates) == 6
     names = ["Laplace, last layer", "Laplace, all weights", "Gaussian"]
     assert list(report.dropped) == names
     texts = [str(x.message) for x in caught if "left out" in str(x.message)]
@@ -418,7 +420,7 @@ def test_layers_that_cannot_be_converted_leave_the_rest(small, monkeypatch):
     model.compile("sgd", LOGITS)
     monkeypatch.setattr(trials, "BETAS", (1,))
     with pytest.warns(UserWarning, match="stay deterministic") as caught:
-        assert len(small(model).candidates) == 8
+        assert len(small(model).candidates) == 10
     assert sum("stay deterministic" in str(x.message) for x in caught) == 1
 
 
@@ -447,7 +449,7 @@ def test_posteriors_over_weights_are_candidates(posteriors, tmp_path, written):
     report = posteriors(candidates=given)
     names = [*given, "Laplace, last layer", "Laplace, all weights"]
     found = [name + end for name in names for end in ("", " + temperature")]
-    assert [x.name for x in report.candidates][4:] == found
+    assert [x.name for x in report.candidates][6:] == found
     table = report.evaluate((x, y))
     last = (2 * 4 + 2 * 4 * 3) / (2 * 4 + 4 * 3)  # two draws of the last layer
     assert [table[name]["passes"] for name in names] == [2, 1, 2, last, 2 * 2]

@@ -11,6 +11,7 @@ from tfp_ibnn.calibration import costs
 from tfp_ibnn.calibration.examples import Examples
 from tfp_ibnn.calibration.trials import Trial
 from tfp_ibnn.likelihoods import Likelihood
+from tfp_ibnn.likelihoods.class_scaling import ClassScaling
 
 _BLOCK = 2**23
 """How many numbers of raw outputs are held at once."""
@@ -42,7 +43,8 @@ class Candidate:
     Args:
         name: that of its trial, with a suffix such as " + temperature" if a parameter was fitted.
         trial: its network, and how it draws.
-        parameter: the temperature; of a regression the scale of each output, or their factor.
+        parameter: the temperature, or a `ClassScaling`; of a regression the scale of each output,
+            or their factor.
         seconds: what fitting and training took.
         prediction: for the validation examples it was scored on, (examples, ...).
         nll: of each of these examples, in nats.
@@ -72,7 +74,9 @@ class Candidate:
 
     @property
     def shown_parameter(self) -> float | str:
-        """The parameter as a table shows it: a number, or several joined by commas."""
+        """The parameter as a table shows it: a number, or several joined by commas, or words."""
+        if isinstance(self.parameter, ClassScaling):
+            return str(self.parameter)
         numbers = np.ravel(self.parameter).tolist()
         if len(numbers) == 1:
             return numbers[0]

@@ -8,12 +8,13 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.calibration.engine import Engine
 from tfp_ibnn.conversion.graph import Graph
 from tfp_ibnn.layers import StochasticLayer, stochastic_layers
 from tfp_ibnn.layers.base import TRANSPOSED
 from tfp_ibnn.prediction.dropout import DROPOUTS
-from tfp_ibnn.weights import Laplace, WeightMixture, WeightPosterior
+from tfp_ibnn.weights import Laplace, WeightMixture
 from tfp_ibnn.weights.laplace.samplers import NetworkSampler, ProbitSampler
 
 _RECURRENT = (keras.layers.RNN, keras.layers.Bidirectional)

@@ -210,8 +210,6 @@ class Report:
             examples of the selection, is beyond its 95 % margin.
         """
         as_it_is = self.candidates[0]
-        if self.chosen.trial is as_it_is.trial:
-            return ""
         errors = [as_it_is.errors, self.chosen.errors]
         distance, error = behind(errors, self.weight, best=0, groups=self.groups)
         more = distance[1]
@@ -225,7 +223,9 @@ class Report:
             scores = (
                 f"accuracy {1 - now:.4f} against {1 - before:.4f}, {more:.4f} ± {margin:.4f} less"
             )
-        *_, remedy = [x.name for x in self.candidates if x.trial is as_it_is.trial]
+        untreated = [x.name for x in self.candidates if x.trial is as_it_is.trial]
+        # Those of `variants_as_it_is`, which come last, may be less accurate too.
+        *_, remedy = untreated[: len(self.output.variants)]
         return (
             f"But it is less accurate than the model as it is: {scores}. If accuracy matters more "
             f"than the NLL, take report.model_of({remedy!r})."

@@ -265,8 +265,9 @@ def _with_heartbeat(methods: Iterable[Method], setting: Setting) -> Iterator[Tri
 
 def _check_name(trial: Trial, trials: Iterable[Trial], output: Likelihood) -> None:
     """Raise if a candidate of another trial has the name of this one."""
+    suffixes = [*output.variants, *output.variants_as_it_is]
     for other in trials:
-        if trial.name in [other.name + suffix for suffix in output.variants]:
+        if trial.name in [other.name + suffix for suffix in suffixes]:
             raise ValueError(f"`candidates` must have other names than {trial.name!r}.")
 
 
@@ -304,7 +305,10 @@ def _report(
         if trial.trained:
             best_epochs.append(f"{trial.name}: {trial.epochs}")
         with Heartbeat(f"scoring {trial.name}", setting.say):
-            candidates += _candidates(trial, setting.output, data)
+            variants = setting.output.variants
+            if trial is trials[0]:
+                variants = {**variants, **setting.output.variants_as_it_is}
+            candidates += _candidates(trial, setting.output, data, variants)
     notes = {
         "training examples": setting.training.size,
         "validation examples": data.shares,
@@ -325,20 +329,29 @@ def _report(
     )
 
 
-def _candidates(trial: Trial, output: Likelihood, data: Validation) -> list[Candidate]:
-    """Return what a trial gives with and without a fitted parameter."""
+def _candidates(
+    trial: Trial, output: Likelihood, data: Validation, variants: Mapping[str, bool | str]
+) -> list[Candidate]:
+    """Return what a trial gives with and without a fitted parameter.
+
+    Args:
+        trial: what has been watched.
+        output: what its outputs mean.
+        data: the examples to fit, and those to score.
+        variants: what is added to its name, and which parameter is fitted; see `Likelihood`.
+    """
     start = time.monotonic()
-    variants = output.variants.values()
+    kinds = variants.values()
     raw = trial.watched()
     weight = data.fit.weight
-    parameters = [output.parameter(raw, data.fit.y, fitted, weight) for fitted in variants]
+    parameters = [output.parameter(raw, data.fit.y, fitted, weight) for fitted in kinds]
     if data.folds is None:
         predictions = predict(trial, output, data.score, parameters)
     else:
-        predictions = [_cross_fitted(trial, output, data, fitted) for fitted in variants]
+        predictions = [_cross_fitted(trial, output, data, fitted) for fitted in kinds]
     candidates = []
     seconds = trial.seconds
-    for suffix, parameter, prediction in zip(output.variants, parameters, predictions, strict=True):
+    for suffix, parameter, prediction in zip(variants, parameters, predictions, strict=True):
         candidate = Candidate(
             name=trial.name + suffix,
             trial=trial,
@@ -354,7 +367,9 @@ def _candidates(trial: Trial, output: Likelihood, data: Validation) -> list[Cand
     return candidates
 
 
-def _cross_fitted(trial: Trial, output: Likelihood, data: Validation, fitted: bool) -> np.ndarray:
+def _cross_fitted(
+    trial: Trial, output: Likelihood, data: Validation, fitted: bool | str
+) -> np.ndarray:
     """Return predictions for all examples, by epochs and parameters chosen without their fold."""
     parts = []
     for fold, is_kept in enumerate(data.without_each_fold()):

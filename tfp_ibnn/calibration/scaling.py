@@ -4,9 +4,13 @@ from typing import Any
 
 import keras
 
+from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.likelihoods import Likelihood
-from tfp_ibnn.prediction import MonteCarlo, TemperatureScaling
-from tfp_ibnn.weights import ScaledPosterior, WeightPosterior
+from tfp_ibnn.likelihoods.class_scaling import Isotonic, Vector
+from tfp_ibnn.prediction import IsotonicScaling, MonteCarlo, TemperatureScaling, VectorScaling
+from tfp_ibnn.weights import ScaledPosterior
+
+_OF_CLASSES = {Vector: VectorScaling, Isotonic: IsotonicScaling}
 
 
 def scaled_model(likelihood: Likelihood, inner: Any, parameter: Any, **options: Any) -> MonteCarlo:
@@ -15,7 +19,8 @@ def scaled_model(likelihood: Likelihood, inner: Any, parameter: Any, **options: 
     Args:
         likelihood: what the outputs mean.
         inner: a Keras model, or a posterior over weights.
-        parameter: the temperature, the scales or their factor, as `likelihood.fit` returns it.
+        parameter: the temperature, the scales or their factor, or those of each class, as
+            `likelihood.parameter` returns it.
         **options: those of `MonteCarlo`.
     """
     scaling = _scaling(likelihood, parameter)
@@ -32,6 +37,7 @@ def _scaling(likelihood: Likelihood, parameter: Any) -> keras.Model:
     if not likelihood.is_classifier:
         return keras.Model(outputs, likelihood.scaled(outputs, parameter))
     identity = keras.Model(outputs, keras.layers.Identity(dtype="float32")(outputs))
-    scaling = TemperatureScaling(identity, from_logits=likelihood.from_logits, dtype="float32")
-    scaling.temperature.assign(parameter)
+    kind = _OF_CLASSES.get(type(parameter), TemperatureScaling)
+    scaling = kind(identity, from_logits=likelihood.from_logits, dtype="float32")
+    scaling.assign(parameter)
     return keras.Model(outputs, scaling(outputs))

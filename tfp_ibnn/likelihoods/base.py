@@ -49,6 +49,8 @@ class Likelihood(Configured):
     """Whether a prediction cannot be made from a summary of the draws."""
     variants: ClassVar[dict[str, bool]] = {"": False}
     """What `calibrate` adds to a candidate's name, and whether the parameter is fitted."""
+    variants_as_it_is: ClassVar[dict[str, str]] = {}
+    """More for the model as it is alone: what is added to its name, and the kind of parameter."""
     column: ClassVar[str]
     """The heading of the parameter in a table."""
 
@@ -263,14 +265,18 @@ class Likelihood(Configured):
         raise self._missing("fit")
 
     def parameter(
-        self, outputs: np.ndarray, y: np.ndarray, fitted: bool, weight: np.ndarray | None = None
+        self,
+        outputs: np.ndarray,
+        y: np.ndarray,
+        fitted: bool | str,
+        weight: np.ndarray | None = None,
     ) -> Any:
         """Return the parameter of one of the `variants`: a fitted one, or 1, which changes nothing.
 
         Args:
             outputs: (examples, draws, width).
             y: as `targets` gives them.
-            fitted: whether the variant has a fitted parameter.
+            fitted: whether the variant has a fitted parameter, or one of which kind.
             weight: how often each example counts; None is once.
         """
         return self.fit(outputs, y, weight) if fitted else 1.0

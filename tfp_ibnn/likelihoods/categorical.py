@@ -10,11 +10,13 @@ from scipy.special import softmax
 from tfp_ibnn import metrics
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.likelihoods.base import Likelihood, check_each, or_nan
+from tfp_ibnn.likelihoods.class_scaling import ClassScaling, best_isotonic, best_vector
 from tfp_ibnn.likelihoods.temperature import DOUBT, best_temperature
 from tfp_ibnn.metrics._base import TOLERANCE
 from tfp_ibnn.metrics.calibration import ece_floor
 from tfp_ibnn.metrics.scoring import Accuracy, negative_log_prob
 
+_CLASS_SCALINGS = {"vector": best_vector, "isotonic": best_isotonic}
 _ENDS = {"softmax": ops.softmax, "log_softmax": ops.log_softmax, "sigmoid": ops.sigmoid}
 
 
@@ -31,9 +33,10 @@ class Categorical(Likelihood):
 
     `calibrate` fits a temperature T, which divides the logits of every draw: outputs become
     logits / T, or softmax(log p / T) of probabilities. A weak prior keeps it
-    above 0 where every prediction is right. The prediction is the probabilities (examples,
-    classes); the evidence is accuracy, NLL, Brier score, and ECE with its floor, the ECE of a
-    perfectly calibrated network on as many examples.
+    above 0 where every prediction is right. One draw can also have parameters for each class, a
+    `ClassScaling`. The prediction is the probabilities (examples, classes); the evidence is
+    accuracy, NLL, Brier score, and ECE with its floor, the ECE of a perfectly calibrated network on
+    as many examples.
 
     Args:
         from_logits: whether the outputs are logits, not probabilities.
@@ -45,6 +48,10 @@ class Categorical(Likelihood):
     is_classifier = True
     is_softmax = True
     variants: ClassVar[dict[str, bool]] = {"": False, " + temperature": True}
+    variants_as_it_is: ClassVar[dict[str, str]] = {
+        " + vector scaling": "vector",
+        " + isotonic": "isotonic",
+    }
     column = "T"
 
     def __init__(
@@ -150,8 +157,25 @@ class Categorical(Likelihood):
         log_p = self.log_probabilities(outputs)
         return best_temperature(log_p, y, weight, DOUBT)
 
-    def predict(self, outputs: np.ndarray, parameter: float) -> np.ndarray:
+    def parameter(
+        self,
+        outputs: np.ndarray,
+        y: np.ndarray,
+        fitted: bool | str,
+        weight: np.ndarray | None = None,
+    ) -> float | ClassScaling:
+        if fitted not in _CLASS_SCALINGS:
+            return super().parameter(outputs, y, fitted, weight)
+        best = _CLASS_SCALINGS[fitted]
         log_p = self.log_probabilities(outputs)
+        (of_one_draw,) = np.moveaxis(log_p, 1, 0)
+        return best(of_one_draw, y, weight)
+
+    def predict(self, outputs: np.ndarray, parameter: float | ClassScaling) -> np.ndarray:
+        log_p = self.log_probabilities(outputs)
+        if isinstance(parameter, ClassScaling):
+            p = parameter.probabilities(log_p)
+            return np.mean(p, axis=1)
         scaled = log_p / np.float32(parameter)
         p = softmax(scaled, axis=-1)
         return np.mean(p, axis=1)

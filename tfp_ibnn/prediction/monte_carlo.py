@@ -15,6 +15,7 @@ from tfp_ibnn.conversion.wrappers import PredictionWrapper
 from tfp_ibnn.likelihoods.infer import likelihood_of
 from tfp_ibnn.noise import counter
 from tfp_ibnn.prediction import validation
+from tfp_ibnn.prediction.batch_norm import BatchStatistics
 from tfp_ibnn.prediction.noise_sampler import NoiseSampler
 from tfp_ibnn.prediction.padding import output_masks
 from tfp_ibnn.prediction.saved_model import write_saved_model
@@ -51,6 +52,10 @@ class MonteCarlo(PredictionWrapper, PredictingModel):
             models whose `call` is their own, or whose inputs have no fixed size.
         dropout: leave the dropout layers on, each draw with masks of its own (MC dropout), while
             batch normalization stays as in inference. Works for models without stochastic layers.
+        batch_norm: training inputs, as arrays or a dataset of batches: each draw has batch
+            normalization by the statistics of one mini-batch of them (MC batch normalization), of
+            32 examples if they are arrays. They are computed here, once, and saved with the model;
+            of a dataset with fewer batches than `samples` there is one draw for each.
         return_samples: return `samples` (N, draws, K) too; of a `GaussianHead`, the means. Their
             memory grows with `samples`, as it does for the intervals.
         interval: probability of a central interval, such as 0.9; returns `lower` and `upper`, its
@@ -76,6 +81,8 @@ class MonteCarlo(PredictionWrapper, PredictingModel):
         ['accuracy', 'brier', 'ece', 'loss', 'nll']
     """
 
+    batch_norm = None  # once it is made: `inner` has the statistics
+
     def __init__(
         self,
         model: keras.Model | WeightPosterior,
@@ -88,6 +95,7 @@ class MonteCarlo(PredictionWrapper, PredictingModel):
         independent: bool = False,
         chunk_size: int | None = None,
         dropout: bool = False,
+        batch_norm: Any = None,
         return_samples: bool = False,
         interval: float | None = None,
         standard_error: bool = False,
@@ -109,6 +117,7 @@ class MonteCarlo(PredictionWrapper, PredictingModel):
         likelihood = likelihood_of(network, head, from_logits)
         if interval is not None:
             validation.warn_of_open_noise(likelihood, interval)
+        model = _with_batch_norm(model, batch_norm, samples, seed)
         # Inputs reach the model as they are; it knows best which precision it needs.
         super().__init__(**{"autocast": False, **kwargs})
         self.inner = model
@@ -263,6 +272,18 @@ class MonteCarlo(PredictionWrapper, PredictingModel):
         names = MonteCarlo.__init__.__kwdefaults__  # all that are keywords only
         options = {name: getattr(self, name) for name in names}
         return {"samples": self._requested_samples, **options}
+
+
+def _with_batch_norm(model: Any, data: Any, samples: int, seed: int | None) -> Any:
+    """Return networks with the statistics of mini-batches of data; without data the model."""
+    if data is None:
+        return model
+    if isinstance(model, WeightPosterior):
+        raise ValueError(
+            f"`batch_norm` is for a Keras model; got a {type(model).__name__}, which has its own "
+            "statistics for each set of weights. Leave it out."
+        )
+    return BatchStatistics.of(model, data, samples, seed=seed)
 
 
 def fixed_seed(seed: int | None) -> int:

@@ -14,6 +14,24 @@ from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.likelihoods.several import named_outputs
 from tfp_ibnn.prediction.noise_sampler import NoiseSampler
 
+_ONLY_OPTIONS = {"sampling": "iid", "independent": False, "dropout": False}
+"""Options of `MonteCarlo` that have one value where networks differ in their weights."""
+
+
+def check_options(options: dict[str, Any], what: str) -> None:
+    """Raise for options of `MonteCarlo` that posteriors over weights do not take.
+
+    Args:
+        options: those that the user gave.
+        what: what does not take them, for the error.
+    """
+    for name, default in _ONLY_OPTIONS.items():
+        value = options.get(name, default)
+        if value != default:
+            raise ValueError(
+                f"`{name}` must be {default!r} for {what}; got {value!r}. Leave it out."
+            )
+
 
 class WeightSampler(Sampler):
     """The networks that a posterior over weights gives; they run one after the other.

@@ -1,27 +1,16 @@
 """Temperature scaling of a trained classifier."""
 
 import warnings
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn._core.text import TakesStrings, with_strings
-from tfp_ibnn.conversion.graph import functional_graph
-from tfp_ibnn.conversion.wrappers import ScaledModel, innermost
-from tfp_ibnn.data.datasets import is_dataset
-from tfp_ibnn.data.examples import Examples, unpacked
 from tfp_ibnn.likelihoods import Categorical, Labels
-from tfp_ibnn.likelihoods.infer import logits_by_loss, predicts_numbers
-from tfp_ibnn.likelihoods.last_layer import activation_of
 from tfp_ibnn.likelihoods.temperature import BOUNDS, best_temperature
-from tfp_ibnn.metrics._base import checked, spread
-from tfp_ibnn.prediction.monte_carlo import MonteCarlo
-from tfp_ibnn.prediction.padding import mask_of_arrays, output_masks
+from tfp_ibnn.prediction.scaling import FittedScaling
 
 _REASONS = {
     BOUNDS[0]: "every prediction is right: the colder, the better",
@@ -29,21 +18,9 @@ _REASONS = {
 }
 """Why a fitted temperature is at a bound."""
 
-_RETURNS_LOGITS = {"softmax": False, "sigmoid": False, "linear": True, "log_softmax": True}
-"""What the last activation of a classifier says of its output."""
-
-
-class _Validation(NamedTuple):
-    """What a classifier says about validation data, and what is true."""
-
-    outputs: Any
-    labels: Any
-    weight: Any  # of the examples or positions, or None
-    mask: np.ndarray | None  # False for positions that are padding; None if there are none
-
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class TemperatureScaling(ScaledModel, TakesStrings, keras.Model):
+class TemperatureScaling(FittedScaling):
     """A classifier whose logits z are divided by a temperature T fitted to validation data.
 
     The output is z / T where the classifier returns logits, and softmax(log(p) / T) where it
@@ -71,34 +48,10 @@ class TemperatureScaling(ScaledModel, TakesStrings, keras.Model):
     """
 
     def __init__(self, model: keras.Model, from_logits: bool | None = None, **kwargs: Any) -> None:
-        if not isinstance(model, keras.Model):
-            raise ValueError(f"`model` must be a Keras model that classifies; got {model!r}.")
-        kwargs.setdefault("dtype", checks.full_precision(model.dtype_policy))
-        super().__init__(**kwargs)
-        self.model = model
-        has_own_call = functional_graph(innermost(model)) is None
-        if from_logits is None and model.built and has_own_call:
-            from_logits = logits_by_loss(model)
-        self.from_logits = None if from_logits is None else bool(from_logits)
+        super().__init__(model, from_logits, **kwargs)
         self.temperature = self.add_weight(
             (), "ones", name="temperature", trainable=False, autocast=False
         )
-        self._evaluate: Callable[..., Any] | None = None
-        self._head: str | None = None
-        self.built = model.built
-
-    @property
-    def inner(self) -> keras.Model:
-        """The classifier."""
-        return self.model
-
-    def build(self, input_shape: Any) -> None:
-        if not self.model.built:
-            self.model.build(input_shape)
-        self.built = True
-
-    def call(self, inputs: Any, training: bool | None = None) -> Tensor:
-        return self.scale(self.model(inputs, training=training))
 
     def scale(self, outputs: Any) -> Tensor:
         """Return an output of the classifier at the temperature."""
@@ -108,159 +61,23 @@ class TemperatureScaling(ScaledModel, TakesStrings, keras.Model):
         likelihood = Labels(from_logits) if is_binary else Categorical(from_logits)
         return likelihood.scaled(outputs, self.temperature)
 
-    def fit(
-        self,
-        x: Any,
-        y: Any = None,
-        sample_weight: Any = None,
-        batch_size: int | None = None,
-        verbose: Any = 0,
-    ) -> "TemperatureScaling":
-        """Find the one temperature of the least negative log-likelihood, and return the model.
+    def best(self, log_p: np.ndarray, labels: np.ndarray, weight: np.ndarray) -> float:
+        """Return the temperature of the least negative log-likelihood; warn if it is at a bound.
 
         Args:
-            x: validation inputs, which the classifier was not trained on: arrays, or a dataset of
-                batches (x, y) or (x, y, sample_weight) that ends: a `tf.data.Dataset`, a
-                `PyDataset` or a generator.
-            y: labels of arrays, (...) or (..., 1) integers, or (..., classes) one-hot.
-            sample_weight: weights of arrays.
-            batch_size: number of examples per batch of arrays; None is Keras's 32.
-            verbose: 1 shows progress, 0 nothing.
-
-        Returns:
-            This model, whose `temperature` is now the fitted one.
-
-        Raises:
-            ValueError: If labels are missing or all the same, or the model does not classify.
+            log_p: log-probabilities of the classifier, (examples, classes).
+            labels: classes (examples,).
+            weight: how often each example counts, (examples,).
         """
-        self._check_classifies()
-        if is_dataset(x):
-            if y is not None or sample_weight is not None:
-                raise ValueError(
-                    "`y` and `sample_weight` must come from `x`, a dataset: omit them."
-                )
-            data = self._of_dataset(x, verbose)
-        else:
-            data = self._of_arrays(x, y, sample_weight, batch_size, verbose)
-        outputs, from_logits = self._read(data.outputs)
-        weight = data.weight
-        if data.mask is not None:
-            positions = np.shape(outputs)[:-1]
-            weight = _unpadded(positions, weight, data.mask)
-        names = ("model(x)", "y", "sample_weight")
-        examples = checked(outputs, data.labels, weight, from_logits, names)
-        labels = np.argmax(examples.targets, axis=-1)
-        if np.ptp(labels) == 0:
-            raise ValueError(f"`y` must hold at least two classes to fit to; got only {labels[0]}.")
-        log_p = examples.log_probabilities.astype("float64")[:, None]
-        temperature = best_temperature(log_p, labels, examples.weight)
-        _warn_at_bound(temperature)
-        self.temperature.assign(temperature)
-        self._head = "sigmoid" if outputs.shape[-1] == 1 else None
-        self.built = True  # the classifier is, now that it was run
-        return self
-
-    def _of_arrays(
-        self, x: Any, y: Any, sample_weight: Any, batch_size: int | None, verbose: Any
-    ) -> _Validation:
-        """Run the classifier on arrays."""
-        if y is None:
-            raise ValueError("`y` must hold the labels when `x` is an array; got None.")
-        if not len(keras.tree.flatten(x)[0]):
-            raise ValueError("`x` must hold at least one example; got none.")
-        masks = output_masks(self)
-        x = with_strings(x)
-        outputs = self.model.predict(x, batch_size=batch_size, verbose=verbose)
-        mask = None if masks is None else mask_of_arrays(masks, x)
-        return _Validation(outputs, y, sample_weight, mask)
-
-    def _of_dataset(self, x: Any, verbose: Any) -> _Validation:
-        """Run the classifier on a dataset, in one pass, since it may be shuffled."""
-        masks = output_masks(self)
-        batches = []
-        mask_by_batch = []
-        for inputs, labels, weight in unpacked(x, "x", verbose):
-            if labels is None:
-                raise ValueError("`x` must give batches (x, y) with labels; got inputs alone.")
-            if weight is None:
-                weight = np.ones(len(labels))
-            outputs = self.model.predict_on_batch(inputs)
-            batches.append(Examples(outputs, labels, weight))
-            if masks is not None:
-                mask_by_batch.append(mask_of_arrays(masks, inputs))
-        outputs, labels, weight = Examples.joined(batches)
-        has_mask = bool(mask_by_batch) and mask_by_batch[0] is not None
-        mask = np.concatenate(mask_by_batch) if has_mask else None
-        return _Validation(outputs, labels, weight, mask)
-
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Score by accuracy, NLL, Brier score and ECE, or by what the model is compiled with."""
-        if self.compiled:
-            return super().evaluate(*args, **kwargs)
-        if self._evaluate is None:
-            self._check_classifies()
-            # The method alone: a model would be tracked, and saved, as a part of this one.
-            averaged = MonteCarlo(self, samples=1, head=self._head, independent=True)
-            self._evaluate = averaged.evaluate
-        return self._evaluate(*args, **kwargs)
-
-    def _check_classifies(self) -> None:
-        network = innermost(self)
-        if self.from_logits is None and predicts_numbers(network):
-            raise ValueError(
-                f"`model`, {network.name!r}, predicts numbers, as its loss says; a temperature is "
-                "for classes. For numbers, ibnn.calibrate fits a standard deviation, and "
-                "ibnn.Conformal gives intervals."
+        temperature = best_temperature(log_p[:, None], labels, weight)
+        if temperature in _REASONS:
+            # From `fit`, the warning points at the line that calls it.
+            warnings.warn(
+                f"The temperature stops at {temperature:g}, because on these data "
+                f"{_REASONS[temperature]}. Fit it to more data that the model was not trained on.",
+                stacklevel=3,
             )
+        return temperature
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "from_logits": self.from_logits}
-
-    @property
-    def returns_logits(self) -> bool | None:
-        """Whether the output is logits; None if that is unknown before the model has run."""
-        if self.from_logits is not None:
-            return self.from_logits
-        if isinstance(self.model, TemperatureScaling):
-            return self.model.returns_logits
-        if innermost(self) is not self.model:
-            return False
-        return _RETURNS_LOGITS.get(activation_of(self.model))
-
-    def _read(self, outputs: Any) -> tuple[Any, bool]:
-        """Return the classifier's one output, and whether it is logits."""
-        from_logits = self.returns_logits
-        if isinstance(outputs, dict) and "mean" in outputs:
-            outputs = outputs["mean"]
-            from_logits = bool(from_logits)
-        if not hasattr(outputs, "shape"):
-            types = keras.tree.map_structure(type, outputs)
-            raise ValueError(f"`model` must return one tensor, or a dict with 'mean'; got {types}.")
-        if from_logits is None:
-            raise ValueError(
-                f"It is unknown whether `model`, {self.model.name!r}, returns logits. Give "
-                "from_logits=True or from_logits=False."
-            )
-        if outputs.shape[-1] != 1 and activation_of(self.model) == "sigmoid":
-            raise ValueError(
-                f"`model`, {self.model.name!r}, answers yes or no to several labels; temperature "
-                "scaling is for one label, or for classes."
-            )
-        return outputs, from_logits
-
-
-def _unpadded(positions: tuple[int, ...], weight: Any, mask: np.ndarray) -> np.ndarray:
-    """Return a weight for each position, 0 for those that are padding."""
-    weight = np.asarray(1.0 if weight is None else weight)
-    weight = spread(np, weight, positions, "sample_weight")
-    mask = spread(np, mask, positions, "mask")
-    return np.where(mask, weight, 0.0)
-
-
-def _warn_at_bound(temperature: float) -> None:
-    if temperature in _REASONS:
-        warnings.warn(
-            f"The temperature stops at {temperature:g}, because on these data "
-            f"{_REASONS[temperature]}. Fit it to more data that the model was not trained on.",
-            stacklevel=3,
-        )
+    def assign(self, parameter: float) -> None:
+        self.temperature.assign(parameter)

@@ -1,6 +1,5 @@
 """What posteriors over weights share; a finite number of weight sets."""
 
-import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,11 +14,9 @@ from tfp_ibnn._core.serialization import naming_unknown_classes, storable
 from tfp_ibnn.conversion.copying import copy_of
 from tfp_ibnn.data.examples import Examples, unpacked
 from tfp_ibnn.noise import counter
-from tfp_ibnn.prediction.samplers import WeightSampler
+from tfp_ibnn.prediction.batch_norm import batch_norms, statistics_of_last_batch
+from tfp_ibnn.prediction.samplers import WeightSampler, check_options
 from tfp_ibnn.weights.architecture import difference
-
-_ONLY_OPTIONS = {"sampling": "iid", "independent": False, "dropout": False}
-"""Options of `MonteCarlo` that have one value for posteriors over weights."""
 
 
 class WeightPosterior(protocols.WeightPosterior):
@@ -30,17 +27,11 @@ class WeightPosterior(protocols.WeightPosterior):
 
     def check_options(self, options: dict[str, Any]) -> None:
         """Raise for options of `MonteCarlo` that posteriors over weights do not take."""
-        for name, default in _ONLY_OPTIONS.items():
-            value = options.get(name, default)
-            if value != default:
-                raise ValueError(
-                    f"`{name}` must be {default!r} for a {type(self).__name__}; got {value!r}. "
-                    "Leave it out."
-                )
+        check_options(options, f"a {type(self).__name__}")
 
     def sampler(self, samples: int, **options: Any) -> protocols.Sampler:
         self.check_options(options)
-        if self.count is None and not self.keeps_statistics and _batch_norms(self.network):
+        if self.count is None and not self.keeps_statistics and batch_norms(self.network):
             warnings.warn(
                 f"Batch-norm statistics of {self.network.name!r} are not of the weights drawn: use "
                 "posterior.materialize(number, x_train).",
@@ -79,7 +70,7 @@ class WeightPosterior(protocols.WeightPosterior):
         number = checks.positive_integer("number", number)
         key = counter.key_from_seed(checks.whole("seed", seed))
         key = ops.convert_to_tensor(key)
-        norms = _batch_norms(self.network)
+        norms = batch_norms(self.network)
         batches = []
         if norms and data is not None:
             batches = list(_batches(data, batch_size))
@@ -241,18 +232,12 @@ def _check_model(model: Any, first: Any, number: int) -> None:
         )
 
 
-def _batch_norms(network: keras.Model) -> list[keras.layers.BatchNormalization]:
-    """Return the layers whose statistics a training changes."""
-    layers = keras_internals.nested_layers(network)
-    return [x for x in layers if isinstance(x, keras.layers.BatchNormalization) and x.trainable]
-
-
 def _set_statistics(network: keras.Model, norms: Sequence[Any], batches: Sequence[Any]) -> None:
     """Give batch-norm layers the mean and variance of their inputs over all batches."""
     means: list[list[np.ndarray]] = []  # of each batch, for each layer
     variances: list[list[np.ndarray]] = []
     sizes = []
-    with _statistics_of_last_batch(norms):
+    with statistics_of_last_batch(norms):
         for inputs in batches:
             network(inputs, training=True)
             means.append([storable(layer.moving_mean) for layer in norms])
@@ -278,19 +263,6 @@ def _pooled(
     mean = np.average(means_of_batches, axis=0, weights=sizes)
     spread = variances_of_batches + (means_of_batches - mean) ** 2
     return mean, np.average(spread, axis=0, weights=sizes)
-
-
-@contextlib.contextmanager
-def _statistics_of_last_batch(norms: Sequence[Any]) -> Iterator[None]:
-    """Let a pass leave the statistics of its batch alone in batch-norm layers."""
-    momentums = [layer.momentum for layer in norms]
-    try:
-        for layer in norms:
-            layer.momentum = 0.0
-        yield
-    finally:
-        for layer, momentum in zip(norms, momentums, strict=True):
-            layer.momentum = momentum
 
 
 def _batches(data: Any, batch_size: int) -> Iterator[Any]:

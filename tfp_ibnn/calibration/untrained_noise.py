@@ -1,0 +1,100 @@
+"""Noise in the trained network, which nothing is trained for."""
+
+import functools
+import time
+import warnings
+from collections.abc import Iterator
+
+import numpy as np
+
+from tfp_ibnn._core import constraints
+from tfp_ibnn.calibration.engine import Engine, State
+from tfp_ibnn.calibration.trials import Setting, Trial
+from tfp_ibnn.conversion.convert import copy_of, to_stochastic
+from tfp_ibnn.layers import stochastic_layers
+from tfp_ibnn.posteriors import NormalAffine
+from tfp_ibnn.prediction.batch_norm import BATCH_SIZE, BatchStatistics, batch_norms
+
+SCALES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
+"""The standard deviations of the noise that are tried."""
+SCREENED = 512
+"""The largest number of examples on which all of them are tried, where others score the choice."""
+
+
+def noise(setting: Setting) -> Iterator[Trial]:
+    """Give the model with Gaussian noise of mean one on the inputs of its layers, all of one scale.
+
+    The scale is that of `SCALES` with the least NLL on the examples to fit, or on every n-th of
+    them. With cross-fitting all scales are states, since the best may differ from fold to fold.
+    """
+    start = time.monotonic()
+    make = functools.partial(
+        to_stochastic,
+        setting.model,
+        NormalAffine(initial_scale=SCALES[0]),
+        train_size=setting.training.size,
+        seed=setting.seed,
+    )
+    try:
+        with warnings.catch_warnings(action="ignore"):  # layers that take no noise, say
+            engine = Engine(make, setting.samples, seed=setting.seed)
+    except ValueError as error:
+        yield Trial("noise").leave_out(error)
+        return
+    states = _states_by_scale(engine)
+    if setting.data.folds is None:
+        states = [_best_state(states, engine, setting)]
+    yield Trial("noise", engine, seconds=time.monotonic() - start, states=states)
+
+
+def _states_by_scale(engine: Engine) -> list[State]:
+    """Return a state for each of the scales, which share all other values."""
+    layers = stochastic_layers(engine.network)
+    of_scales = {id(layer.posterior.affine.raw_scale) for layer in layers}
+    variables = engine.network.variables
+    state = engine.read()
+    states = []
+    for scale in SCALES:
+        raw_scale = constraints.inverse_scale(scale)
+        changed = []
+        for variable, value in zip(variables, state, strict=True):
+            is_scale = id(variable) in of_scales
+            changed.append(np.full_like(value, raw_scale) if is_scale else value)
+        states.append(changed)
+    return states
+
+
+def _best_state(states: list[State], engine: Engine, setting: Setting) -> State:
+    """Return the state with the least NLL on some of the examples to fit, at its temperature."""
+    examples = setting.data.fit
+    every = -(-examples.size // SCREENED)
+    screened = examples.take(slice(None, None, every))
+    nlls = []
+    for state in states:
+        raw = engine.draw(state, screened.x)
+        nll = setting.output.best_nll(raw, screened.y, screened.weight)
+        nlls.append(nll)
+    best = int(np.argmin(nlls))
+    return states[best]
+
+
+def mc_batch_norm(setting: Setting) -> Iterator[Trial]:
+    """Give the model with the statistics of random mini-batches, if it has batch normalization."""
+    if not batch_norms(setting.model):
+        return
+    start = time.monotonic()
+    training = setting.training
+    name = "MC batch normalization"
+    try:
+        posterior = BatchStatistics.of(
+            copy_of(setting.model),
+            training.data,
+            setting.samples,
+            batch_size=training.batch_size or BATCH_SIZE,
+            seed=setting.seed,
+        )
+        engine = Engine(lambda: posterior, setting.samples, seed=setting.seed)
+    except ValueError as error:
+        yield Trial(name).leave_out(error)
+        return
+    yield Trial(name, engine, seconds=time.monotonic() - start)

@@ -23,7 +23,10 @@ def test_the_example_works_with_few_epochs_and_draws(capsys, monkeypatch):
     names = {}
     exec(code, names)
     assert names["prediction"]["mean"].shape == (797, 10)
-    assert "| as it is + temperature " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "\n| candidate " in printed
+    (chosen,) = [line for line in printed.splitlines() if line.startswith("| **")]
+    assert f"| **{names['report'].chosen.name}** " in chosen
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def _annotation(ax: Axes, label: Label) -> Annotation:
         textcoords="offset points",
         ha="center",
         va="center",
-        arrowprops={"arrowstyle": "-", "color": "0.6", "lw": 0.7, "shrinkA": 1, "shrinkB": 3},
+        arrowprops={"arrowstyle": "-", "color": "0.4", "lw": 0.8, "shrinkA": 1, "shrinkB": 3},
         **label.style,
     )
     annotation.set_in_layout(False)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import tfp_ibnn as ibnn
-from tfp_ibnn._core import progress
 from tests.calibration.tools import methods
+from tfp_ibnn._core import progress
 from tfp_ibnn.calibration import fine_tuned, fine_tuning, run, trials, untrained
 from tfp_ibnn.calibration.engine import Engine
 from tfp_ibnn.calibration.examples import Examples, Training, Validation, prepare

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from tests import readme_example
-from tfp_ibnn._core.command_line import EXAMPLES
 from tests.calibration.tools import methods
+from tfp_ibnn._core.command_line import EXAMPLES
 from tfp_ibnn.calibration import run, untrained
 
 pytestmark = pytest.mark.once

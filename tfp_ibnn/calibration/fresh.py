@@ -3,6 +3,7 @@
 import functools
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import keras
 
@@ -50,11 +51,20 @@ def _swag(setting: Setting) -> Trial:
     posterior = setting.fresh.swag()
     layers = keras_internals.nested_layers(posterior.network)
     if any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers):
-        every = -(-setting.training.size // EXAMPLES)
-        examples = read(setting.training.data, setting.model, setting.output, "train", every)
-        posterior = posterior.materialize(setting.samples, examples.x, seed=setting.seed)
+        # Each draw needs statistics of its own.
+        inputs = _some_inputs(setting)
+        posterior = posterior.materialize(setting.samples, inputs, seed=setting.seed)
     engine = posterior_engine(setting, posterior)
-    return Trial("SWAG", engine, seconds=setting.fresh.seconds_of(1), trainings=1.0)
+    seconds = setting.fresh.seconds_of(1)
+    return Trial("SWAG", engine, seconds=seconds, trainings=1.0)
+
+
+def _some_inputs(setting: Setting) -> Any:
+    """Return inputs of some training examples, every n-th one."""
+    training = setting.training
+    every = -(-training.size // EXAMPLES)
+    examples = read(training.data, setting.model, setting.output, "train", every)
+    return examples.x
 
 
 def _noisy(setting: Setting) -> Trial:

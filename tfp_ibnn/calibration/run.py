@@ -120,11 +120,8 @@ def calibrate(
         'MonteCarlo'
     """
     start = time.monotonic()
-    effort = checks.one_of("effort", effort, tuple(METHODS))
+    effort = _effort(effort, epochs)
     samples = checks.positive_integer("samples", samples, least=2)
-    if epochs is not None:
-        epochs = checks.positive_integer("epochs", epochs)
-        effort = "minutes" if effort == "seconds" else effort
     end = deadline(minutes)
     if batch_size is not None:
         batch_size = checks.positive_integer("batch_size", batch_size)
@@ -161,6 +158,15 @@ def calibrate(
     if report.lost():
         warnings.warn(f"Chosen: {report.chosen.name}. {report.lost()}", stacklevel=2)
     return report
+
+
+def _effort(effort: Any, epochs: Any) -> str:
+    """Return the effort, at least "minutes" if a number of epochs is given, or raise."""
+    effort = checks.one_of("effort", effort, tuple(METHODS))
+    if epochs is None:
+        return effort
+    checks.positive_integer("epochs", epochs)
+    return "minutes" if effort == "seconds" else effort
 
 
 def _check_model(model: Any) -> None:

@@ -134,13 +134,16 @@ def _untrained(sizes: Sizes) -> Work:
 
 def _fine_tuned(sizes: Sizes) -> Work:
     epochs = sizes.epochs
-    work = sizes.trained(epochs).plus(sizes.predicted(1, epochs))
-    work = work.plus(sizes.trained(epochs), NOISE).plus(sizes.predicted(sizes.draws, epochs))
+    training = sizes.trained(epochs)
+    control = training.plus(sizes.predicted(1, epochs))
+    posterior = sizes.predicted(sizes.draws, epochs).plus(training, NOISE)
+    work = control.plus(posterior)
     if sizes.weights <= MOST_WEIGHTS and sizes.width <= MOST_OUTPUTS:
         # Laplace of all weights: two passes per draw, and one back for each output.
         share = min(1.0, EXAMPLES / sizes.train)
-        work = work.plus(sizes.predicted(2 * sizes.draws, len(PRIOR_FACTORS)))
-        work = work.plus(Work(trainings=1, steps=sizes.width * share * sizes.steps))
+        steps = sizes.width * share * sizes.steps
+        laplace = sizes.predicted(2 * sizes.draws, len(PRIOR_FACTORS))
+        work = work.plus(laplace).plus(Work(trainings=1, steps=steps))
     return work
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import keras
 import numpy as np
 
+from tfp_ibnn._core import keras_internals
 from tfp_ibnn.calibration.engine import copy_of_optimizer
 from tfp_ibnn.calibration.fine_tuning import Limits
 from tfp_ibnn.calibration.trials import OutOfTime, Setting
@@ -123,14 +124,20 @@ def _with_new_weights(model: keras.Model) -> keras.Model:
     graph = functional_graph(model)
     # The alias is not compiled, as its clone would be, too.
     clone = keras.models.clone_model(keras.Model(graph.inputs, graph.outputs))
-    trained = {_owner(variable) for variable in network.trainable_variables}
+    renewed = _ids_of_trained_layers(network)
     for variable, new in zip(network.weights, copy_of(clone).weights, strict=True):
-        if _owner(variable) in trained:
+        if id(variable) in renewed:
             variable.assign(new)
     return network
 
 
-def _owner(variable: keras.Variable) -> str:
-    """Return the path of the layer that a variable belongs to."""
-    owner, _, _ = variable.path.rpartition("/")
-    return owner
+def _ids_of_trained_layers(network: keras.Model) -> set[int]:
+    """Return the ids of the weights of layers that train some of them, statistics included."""
+    ids: set[int] = set()
+    for layer in keras_internals.nested_layers(network):
+        inner = keras_internals.nested_layers(layer, include_self=False)
+        of_inner = {id(variable) for part in inner for variable in part.weights}
+        own = {id(variable) for variable in layer.weights} - of_inner
+        if own.intersection(id(variable) for variable in layer.trainable_variables):
+            ids |= own
+    return ids

@@ -63,16 +63,21 @@ def _with_heartbeat(methods: Iterable[Method], setting: Setting) -> Iterator[Tri
     """Yield the trials of methods, some of which take long to make, or fail."""
     for method in methods:
         label = method.__name__.replace("_", " ")
-        remaining = iter(method(setting))
+        remaining = _trials_of(method, label, setting)
         while True:
             with Heartbeat(f"preparing {label}", setting.say):
-                try:
-                    trial = next(remaining, None)
-                except Exception as error:
-                    trial = Trial(label).leave_out(error)
+                trial = next(remaining, None)
             if trial is None:
                 break
             yield trial
+
+
+def _trials_of(method: Method, label: str, setting: Setting) -> Iterator[Trial]:
+    """Yield the trials of a method; if it fails, one that is left out instead of the rest."""
+    try:
+        yield from method(setting)
+    except Exception as error:
+        yield Trial(label).leave_out(error)
 
 
 def _try(trial: Trial, setting: Setting) -> None:

@@ -23,7 +23,7 @@ from tfp_ibnn.calibration.fresh_networks import FreshNetworks
 from tfp_ibnn.calibration.report import Report
 from tfp_ibnn.calibration.speed import announce_times, in_words
 from tfp_ibnn.calibration.stages import mark_untried, run_stages
-from tfp_ibnn.calibration.trials import Setting, Trial, deadline
+from tfp_ibnn.calibration.trials import Setting, Trial, deadline, posterior_engine
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.conversion.wrappers import PredictionWrapper
 from tfp_ibnn.likelihoods import Likelihood
@@ -148,12 +148,14 @@ def calibrate(
         data=data,
         samples=samples,
         seed=seed,
-        candidates=posteriors,
         end=end,
         say=say,
         epochs=epochs or epochs_of_fine_tuning(model_epochs),
         model_epochs=model_epochs,
     )
+    # Of candidates that cannot be used, errors are raised before any work is done.
+    engines = {name: posterior_engine(setting, each) for name, each in posteriors.items()}
+    setting = setting._replace(candidates=engines)
     report = _compare(setting, effort, minutes, build, start)
     if report.lost():
         warnings.warn(f"Chosen: {report.chosen.name}. {report.lost()}", stacklevel=2)

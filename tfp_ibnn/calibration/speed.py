@@ -90,7 +90,6 @@ def sizes_of(setting: Setting) -> Sizes:
     """Return the sizes of a comparison."""
     data = setting.data
     layers = keras_internals.nested_layers(setting.model)
-    given = [posterior.count or setting.samples for posterior in setting.candidates.values()]
     return Sizes(
         fit=data.fit.size,
         score=data.score.size if data.folds is None else 0,
@@ -102,7 +101,7 @@ def sizes_of(setting: Setting) -> Sizes:
         width=setting.output.width,
         weights=setting.model.count_params(),
         noisy=int(any(isinstance(layer, keras.layers.Dropout) for layer in layers)),
-        given=sum(given),
+        given=sum(engine.samples for engine in setting.candidates.values()),
     )
 
 

@@ -138,7 +138,7 @@ class Setting(NamedTuple):
     data: Validation
     samples: int
     seed: int
-    candidates: Mapping[str, WeightPosterior] = {}  # those of the user
+    candidates: Mapping[str, Engine] = {}  # those of the user
     end: float = math.inf  # the `time.monotonic` after which nothing starts
     say: Callable[[str], None] = silent
     parameter: Any = None  # the fitted one of the model as it is

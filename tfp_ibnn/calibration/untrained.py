@@ -32,8 +32,8 @@ def as_it_is(setting: Setting) -> Iterator[Trial]:
 
 def given(setting: Setting) -> Iterator[Trial]:
     """Give the candidates of the user."""
-    for name, posterior in setting.candidates.items():
-        yield Trial(name, posterior_engine(setting, posterior))
+    for name, engine in setting.candidates.items():
+        yield Trial(name, engine)
 
 
 def mc_dropout(setting: Setting) -> Iterator[Trial]:

@@ -3,15 +3,13 @@
 import functools
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import keras
 
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn.calibration.engine import Engine, copy_of_optimizer
-from tfp_ibnn.calibration.examples import read
 from tfp_ibnn.calibration.trials import Setting, Trial, attempt, posterior_engine
-from tfp_ibnn.calibration.untrained import EXAMPLES
+from tfp_ibnn.calibration.untrained import training_examples
 from tfp_ibnn.conversion.convert import to_stochastic
 from tfp_ibnn.conversion.copying import copy_of
 from tfp_ibnn.posteriors import NormalAffine
@@ -52,19 +50,11 @@ def _swag(setting: Setting) -> Trial:
     layers = keras_internals.nested_layers(posterior.network)
     if any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers):
         # Each draw needs statistics of its own.
-        inputs = _some_inputs(setting)
+        inputs = training_examples(setting).x
         posterior = posterior.materialize(setting.samples, inputs, seed=setting.seed)
     engine = posterior_engine(setting, posterior)
     seconds = setting.fresh.seconds_of(1)
     return Trial("SWAG", engine, seconds=seconds, trainings=1.0)
-
-
-def _some_inputs(setting: Setting) -> Any:
-    """Return inputs of some training examples, every n-th one."""
-    training = setting.training
-    every = -(-training.size // EXAMPLES)
-    examples = read(training.data, setting.model, setting.output, "train", every)
-    return examples.x
 
 
 def _noisy(setting: Setting) -> Trial:

@@ -163,30 +163,32 @@ def seconds_of_one(trial: Trial, first_seconds: float, setting: Setting) -> Work
         first_seconds: what that took, with all that was compiled for it.
         setting: the data, and how to train.
     """
-    watch = _timed(lambda: trial.watch(setting.data, setting.output))
-    draw = _timed(lambda: trial.engine.draw(trial.state, setting.data.fit.x))
+    row = _seconds_of_row(trial, setting)
+    examples = setting.data.fit
+    fits = 1 + len(setting.data.without_each_fold())
+    raw = trial.watched()
+    scoring = fits * _timed(lambda: setting.output.best_nll(raw, examples.y, examples.weight))
     training = _seconds_of_training(setting)
     return training._replace(
-        predictions=max(0.0, first_seconds - watch),
-        rows=_seconds_of_row(trial, setting),
-        scored=max(0.0, watch - draw) / setting.data.fit.size,
+        predictions=max(0.0, first_seconds - row * examples.size - scoring),
+        rows=row,
+        scored=scoring / examples.size,
     )
 
 
 def _seconds_of_row(trial: Trial, setting: Setting) -> float:
     """Return the time of a pass of one example, without what a prediction takes by itself."""
-    x = setting.data.fit.x
+    every = np.arange(setting.data.fit.size)
 
-    def draw(batches: int) -> float:
-        index = np.resize(np.arange(setting.data.fit.size), batches * _ROWS)
-        rows = keras.tree.map_structure(lambda part: part[index], x)
-        return _timed(lambda: trial.engine.draw(trial.state, rows))
+    def draw(count: int) -> float:
+        rows = setting.data.fit.take(np.resize(every, count))
+        return _timed(lambda: trial.engine.draw(trial.state, rows.x))
 
-    one = draw(1)
+    one = draw(_ROWS)
     if one > TIMED / 2:
         return one / _ROWS
-    further = 4
-    return max(0.0, draw(1 + further) - one) / (further * _ROWS)
+    further = 4 * _ROWS
+    return max(0.0, draw(_ROWS + further) - one) / further
 
 
 def _seconds_of_training(setting: Setting) -> Work:

@@ -13,7 +13,7 @@ from tfp_ibnn.weights import Laplace
 from tfp_ibnn.weights.features import last_weighted_layer
 
 EXAMPLES = 10_000
-"""The largest number of training examples that `Laplace` is fitted to."""
+"""The largest number of training examples that a posterior is fitted to."""
 FULL = 2_000
 """The largest number of weights for which a last layer gets a full covariance."""
 MOST_WEIGHTS = 1_000_000
@@ -55,6 +55,12 @@ def laplace_of_all_weights(setting: Setting) -> Iterator[Trial]:
     yield _laplace("Laplace, all weights", "all", setting)
 
 
+def training_examples(setting: Setting) -> Examples:
+    """Return training examples, every n-th one if there are many."""
+    every = -(-setting.training.size // EXAMPLES)
+    return read(setting.training.data, setting.model, setting.output, "train", every)
+
+
 def _laplace(name: str, subset: str, setting: Setting) -> Trial:
     make = functools.partial(_laplace_trial, setting, name, subset)
     return attempt(name, make, setting)
@@ -66,8 +72,7 @@ def _laplace_trial(setting: Setting, name: str, subset: str) -> Trial:
     structure = _hessian_structure(setting, subset)
     if setting.training.has_weights:
         raise ValueError("it takes no weights of training examples.")
-    every = -(-setting.training.size // EXAMPLES)
-    examples = read(setting.training.data, setting.model, setting.output, "train", every)
+    examples = training_examples(setting)
     with warnings.catch_warnings(action="ignore"):  # the comparison shows what they warn about
         posterior = _fitted_laplace(setting, examples, subset, structure)
         engine = posterior_engine(setting, posterior)

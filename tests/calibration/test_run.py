@@ -573,6 +573,9 @@ def test_command(small, tmp_path, capsys):
     assert "160 test examples" in printed
     written = {path.name for path in (tmp_path / "out").iterdir()}
     assert written >= {"model.keras", "table.md", "model_card.md", "test.md"}
+    command = ["calibrate", *files, "--output", str(tmp_path / "out"), "--effort"]
+    assert main([*command, "hours"]) == 1
+    assert "error: `effort` must be one of 'seconds'," in capsys.readouterr().err
     del arrays["y_val"]
     np.savez(tmp_path / "data.npz", **arrays)
     assert main(["calibrate", *files, "--output", str(tmp_path / "out")]) == 1

@@ -28,11 +28,12 @@ SIZES = Sizes(
 @pytest.mark.once
 def test_work_is_a_sum_over_candidates():
     work = work_of(SIZES)
-    # As it is; Laplace: four priors on the examples to fit, and a pass over the training data.
+    # As it is; noise of six scales on the examples to fit; Laplace: four priors, and a pass over
+    # the training data.
     seconds = work["seconds"]
-    assert seconds.predictions == 2
-    assert seconds.rows == 20 + (4 * 10 + 20) + 100
-    assert seconds.scored == 20 + 4 * (4 * 10 + 20)
+    assert seconds.predictions == 3
+    assert seconds.rows == 20 + 4 * (6 * 10 + 20) + (4 * 10 + 20) + 100
+    assert seconds.scored == 20 + 4 * (6 * 10 + 20) + 4 * (4 * 10 + 20)
     assert (seconds.trainings, seconds.epochs, seconds.steps) == (0, 0, 0)
     # The control, the posterior, and a pass back for each of two outputs.
     minutes = work["minutes"]

@@ -12,9 +12,17 @@ from tfp_ibnn.calibration.untrained import (
     laplace_of_the_last_layer,
     mc_dropout,
 )
+from tfp_ibnn.calibration.untrained_noise import mc_batch_norm, noise
 
 METHODS: Mapping[str, Sequence[Method]] = {
-    "seconds": (as_it_is, given, mc_dropout, laplace_of_the_last_layer),
+    "seconds": (
+        as_it_is,
+        given,
+        mc_dropout,
+        mc_batch_norm,
+        noise,
+        laplace_of_the_last_layer,
+    ),
     "minutes": (fine_tuned, gaussian, laplace_of_all_weights),
     "trainings": (ensembles, swag_on_the_way, trained_with_noise),
 }

@@ -54,8 +54,9 @@ def calibrate(
 
     What is compared depends on the effort; each candidate is also tried with a temperature:
 
-    - "seconds" trains nothing: the model as it is, your own candidates, MC dropout where it has
-        dropout, and `Laplace` of the last layer;
+    - "seconds" trains nothing: the model as it is, of classes also with a scaling of each class;
+        your own candidates; MC dropout and MC batch normalization where it has such layers; noise
+        of one scale in all layers; and `Laplace` of the last layer;
     - "minutes" also fine-tunes the model for at most a quarter of its epochs, as a control, and so
         a Gaussian posterior of z (`NormalAffine`), each with a rate that decays to 0; and fits
         `Laplace` of all weights;

@@ -14,6 +14,7 @@ from tfp_ibnn.calibration.examples import Training
 from tfp_ibnn.calibration.fresh import SIZES
 from tfp_ibnn.calibration.trials import Setting, Trial
 from tfp_ibnn.calibration.untrained import EXAMPLES, MOST_OUTPUTS, MOST_WEIGHTS, PRIOR_FACTORS
+from tfp_ibnn.calibration.untrained_noise import SCALES
 from tfp_ibnn.conversion.copying import copy_of
 
 NOISE = 2.0
@@ -21,6 +22,8 @@ NOISE = 2.0
 TIMED = 1.0
 """About how many seconds the timed steps take, and the timed passes."""
 
+_NOISY = (keras.layers.Dropout, keras.layers.BatchNormalization)
+"""Layers whose noise in training is a candidate."""
 _ROWS = 256  # of the smallest prediction
 
 
@@ -100,7 +103,7 @@ def sizes_of(setting: Setting) -> Sizes:
         model_epochs=setting.model_epochs,
         width=setting.output.width,
         weights=setting.model.count_params(),
-        noisy=int(any(isinstance(layer, keras.layers.Dropout) for layer in layers)),
+        noisy=sum(any(isinstance(layer, kind) for layer in layers) for kind in _NOISY),
         given=sum(engine.samples for engine in setting.candidates.values()),
     )
 
@@ -123,6 +126,8 @@ def _untrained(sizes: Sizes) -> Work:
     work = as_it_is.plus(sizes.predicted(sizes.draws), sizes.noisy)
     if sizes.given:
         work = work.plus(sizes.predicted(sizes.given))
+    # Noise on the inputs of layers, of several scales.
+    work = work.plus(sizes.predicted(sizes.draws, len(SCALES)))
     # Laplace of the last layer: one pass for all draws, and the pass that its Hessian takes.
     states = len(PRIOR_FACTORS)
     work = work.plus(sizes.predicted(1, states))

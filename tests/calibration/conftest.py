@@ -5,8 +5,8 @@ import pytest
 from scipy.special import softmax
 
 import tfp_ibnn as ibnn
-from tests.calibration.tools import classes, mlp
-from tfp_ibnn.calibration import Candidate, Report, run, trials
+from tests.calibration.tools import classes, methods, mlp
+from tfp_ibnn.calibration import Candidate, Report, fine_tuned, run, trials, untrained
 from tfp_ibnn.calibration.engine import Engine
 from tfp_ibnn.conversion.copying import copy_of
 
@@ -14,7 +14,8 @@ from tfp_ibnn.conversion.copying import copy_of
 @pytest.fixture
 def deterministic_only(monkeypatch):
     """Leave the other methods out, for what does not depend on them."""
-    monkeypatch.setattr(run, "METHODS", (trials.deterministic, trials.given))
+    kept = methods(untrained.as_it_is, untrained.given, minutes=(fine_tuned.fine_tuned,))
+    monkeypatch.setattr(run, "METHODS", kept)
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import pytest
 
-from tests.calibration.tools import Batches, classes, mlp
-from tfp_ibnn.calibration import examples, fine_tuning, run, trials
+from tests.calibration.tools import Batches, compiled, mlp
+from tfp_ibnn.calibration import fine_tuning, stages, trials
 from tfp_ibnn.calibration.examples import Training
 
 
@@ -35,28 +35,23 @@ def scripted(name, nlls, samples=4):
     return trial
 
 
-def fine_tune(all_trials, epochs=None, end=math.inf):
+def fine_tune(all_trials, epochs, end=math.inf, model_epochs=0.0):
     parts = dict.fromkeys(trials.Setting._fields)
-    setting = trials.Setting(**{**parts, "end": end, "say": lambda line: None})
-    fine_tuning.fine_tune(all_trials, setting, epochs)
+    parts |= {"epochs": epochs, "model_epochs": model_epochs, "end": end}
+    fine_tuning.fine_tune(all_trials, trials.Setting(**parts | {"say": lambda line: None}))
 
 
-def test_worse_half_of_the_posteriors_is_dropped_after_each_epoch():
-    control = scripted("control", [9, 8, 7, 6], samples=1)
-    six = [scripted(str(i), [i + 1, i + 0.9, i + 0.8, i + 0.7]) for i in range(6)]
-    fine_tune([control, *six], epochs=4)
-    assert [trial.seen for trial in six] == [4, 4, 2, 1, 1, 1]
-    assert [bool(trial.fate) for trial in six] == [False, False, True, True, True, True]
-    assert six[2].fate == "NLL 2.9000 after epoch 2"
-    # The control is the worst, and stays.
-    assert control.seen == 4
-    assert not control.fate
-
-
-def test_training_stops_when_nothing_gets_better():
-    trial = scripted("a", [3, 2, 2.5, 2.1, 1])
-    fine_tune([trial])
-    assert (trial.seen, trial.epochs, trial.nll) == (4, 2, 2)
+def test_every_epoch_is_trained_and_the_best_one_counts():
+    control = scripted("control", [3, 2, 2.5, 2.1, 2.2], samples=1)
+    other = scripted("other", [9, 8, 7, 6, 5])
+    fine_tune([control, other], epochs=5, model_epochs=20.0)
+    assert (control.seen, control.epochs, control.nll) == (5, 2, 2)
+    assert (other.seen, other.epochs, other.nll) == (5, 5, 5)
+    # In trainings of the model: all epochs are paid for.
+    assert control.trainings == other.trainings == 5 / 20
+    unknown = scripted("unknown", [1, 2])
+    fine_tune([unknown], epochs=2)
+    assert unknown.trainings == 1
 
 
 def test_nan_ends_a_training_but_not_what_came_before():
@@ -67,6 +62,16 @@ def test_nan_ends_a_training_but_not_what_came_before():
     assert early.fate == "not finite"
     assert (late.fate, late.epochs, late.seen) == ("", 1, 2)
     assert fine.seen == 2
+
+
+def test_any_failure_costs_one_candidate():
+    def fail(state, fit):
+        raise MemoryError("too large")
+
+    broken, fine = scripted("a", [1]), scripted("b", [1])
+    broken.engine.train = fail
+    fine_tune([broken, fine], epochs=1)
+    assert (broken.fate, fine.fate, fine.seen) == ("too large", "", 1)
 
 
 def test_divergence_costs_one_candidate_only(small, monkeypatch, capsys):
@@ -84,8 +89,22 @@ def test_time_runs_out(monkeypatch):
     clock = iter(np.arange(1000) * 10.0)
     monkeypatch.setattr(trials.time, "monotonic", lambda: next(clock))
     trial = scripted("a", -np.arange(100.0))
-    fine_tune([trial], end=180.0)
+    fine_tune([trial], 100, end=180.0)
     assert 1 <= trial.seen < 6
+
+
+def test_time_ends_an_epoch_in_the_middle(small, monkeypatch):
+    """The state before it counts."""
+    clock = iter([*np.zeros(6), *np.full(100, 99.0)])
+    # In that file alone, since backends ask for the time, too.
+    own = types.SimpleNamespace(monotonic=lambda: next(clock))
+    monkeypatch.setattr(fine_tuning, "time", own)
+    model = compiled("mse", outputs=1)
+    limits = fine_tuning.Limits(50.0)
+    data = Training((small.x, small.y), 160, 16, 10, 0)
+    data.epoch(model, 1, limits)
+    assert limits.is_late
+    assert float(keras.ops.convert_to_numpy(model.optimizer.iterations)) == 7
 
 
 def test_interruption_keeps_what_is_there(small, monkeypatch):
@@ -158,26 +177,36 @@ def test_learning_rate_is_a_tenth():
     assert rate(model) == pytest.approx(0.001)  # not a tenth of 0
 
 
+def test_rate_decays_to_0_by_a_cosine():
+    optimizer = fine_tuning.decaying(keras.optimizers.SGD(0.5, momentum=0.9), 10)
+    assert optimizer.momentum == 0.9
+    rates = []
+    for step in (0, 5, 10):
+        optimizer.iterations.assign(step)
+        rates.append(float(keras.ops.convert_to_numpy(optimizer.learning_rate)))
+    np.testing.assert_allclose(rates, [0.5, 0.25, 0], atol=1e-6)
+    given = keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.1)
+    kept = fine_tuning.decaying(keras.optimizers.SGD(given), 10)
+    kept.iterations.assign(10)
+    assert float(keras.ops.convert_to_numpy(kept.learning_rate)) == pytest.approx(0.05)
+
+
 def test_number_of_epochs_follows_from_the_training_so_far(small, monkeypatch):
     wanted = []
-    monkeypatch.setattr(run, "fine_tune", lambda *args: wanted.append(args[2]))
-    small(epochs=None)
-    small.model.optimizer.iterations.assign(2 * 200)  # 60 examples: 2 batches
-    small(epochs=None)
-    small(epochs=None, minutes=1)
-    assert wanted == [3, 20, None]
+    monkeypatch.setattr(stages, "fine_tune", lambda trials, setting: wanted.append(setting.epochs))
+    for epochs in (0, 200, 8, 1):  # 60 examples: 2 batches
+        small.model.optimizer.iterations.assign(2 * epochs)
+        small(epochs=None, effort="minutes")
+    assert wanted[::2] == wanted[1::2]  # that of the efforts before has nothing to train
+    assert wanted[1::2] == [3, 20, 2, 1]
 
 
-def test_laplace_uses_a_part_of_many_examples(small, monkeypatch):
-    monkeypatch.setattr(trials, "EXAMPLES", 25)
-    x, y, output = small.x[:60], small.y[:60], classes(3, from_logits=False)
-    for data in ((x, y), Batches(x, y)):
-        training = Training(data, 60, 2, None, 0)
-        some = examples.read(data, small.model, output, "train", every=3)
-        np.testing.assert_array_equal(some.x, x[::3])
-        np.testing.assert_array_equal(some.y, y[::3])
-    setting = trials.Setting(small.model, output, *2 * [None], training, None, 2, 0)
-    posterior = next(trials.laplace(setting)).engine.network
-    config = posterior.get_config()
-    assert config["fit"]["examples"] == 20
-    assert config["temperature"] == pytest.approx(1 / 3)
+def test_batches_of_accumulated_gradients_are_counted(small):
+    model = compiled("mse", outputs=1)
+    model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=4), "mse")
+    training = Training((small.x, small.y), 160, 16, 10, 0)
+    assert fine_tuning.epochs_of(model, training) == 0
+    training.epoch(model, 1)
+    training.epoch(model, 2)
+    assert fine_tuning.epochs_of(model, training) == 2
+    assert fine_tuning.epochs_of(mlp(), training) == 0

@@ -12,9 +12,10 @@ from scipy.special import softmax
 from sklearn.datasets import load_diabetes, load_digits
 
 import tfp_ibnn as ibnn
-from tests.calibration.tools import LOGITS, Batches, classes, compiled, mlp
+from tests.calibration.tools import LOGITS, Batches, classes, compiled, methods, mlp
 from tfp_ibnn.__main__ import main
-from tfp_ibnn.calibration import run, trials
+from tfp_ibnn.calibration import fine_tuned, run, trials, untrained
+from tfp_ibnn.calibration.engine import Engine
 from tfp_ibnn.calibration.examples import Examples, Training, Validation, folds_of
 
 TENSORFLOW = keras.backend.backend() == "tensorflow"
@@ -51,8 +52,10 @@ def report(overfitted, before):
     model, train, validation, _ = overfitted
     options = {"samples": 8, "batch_size": 100, "seed": 3, "verbose": False}
     with pytest.MonkeyPatch.context() as patch:
-        others = [x for x in trials.METHODS if x is not trials.laplace]  # which is tested apart
-        patch.setattr(run, "METHODS", others)
+        # Laplace is tested apart.
+        kept = (untrained.as_it_is, untrained.given, untrained.mc_dropout)
+        others = (fine_tuned.fine_tuned, fine_tuned.gaussian)
+        patch.setattr(run, "METHODS", methods(*kept, minutes=others))
         return ibnn.calibrate(model, train, validation, epochs=3, **options)
 
 
@@ -74,18 +77,16 @@ def test_chosen_is_clearly_better_than_untreated_on_test_data(report, overfitted
 
 
 def test_candidates_are_all_there(report):
-    names = [x.name for x in report.candidates]
-    assert names[:8] == [
-        *("as it is", "as it is + temperature"),
-        *("as it is + vector scaling", "as it is + isotonic"),
-        *("fine-tuned", "fine-tuned + temperature"),
-        *("MC dropout", "MC dropout + temperature"),
-    ]
-    # Two of six posteriors are left.
-    assert len(names) == 12
-    assert sum(name.startswith("Gaussian") for name in names) == 4
-    assert len(report.dropped) == 4
-    assert all(name.startswith("Gaussian") for name in report.dropped)
+    trials = ("as it is", "MC dropout", "fine-tuned", "Gaussian")
+    expected = [name + end for name in trials for end in ("", " + temperature")]
+    expected[2:2] = ["as it is + vector scaling", "as it is + isotonic"]
+    assert [x.name for x in report.candidates] == expected
+    assert report.dropped == {}
+    assert report.notes["effort"] == "minutes"
+    # 3 epochs of fine-tuning; one epoch of the model was 150 in the training.
+    shares = {x.name: x.trial.trainings for x in report.candidates}
+    assert shares["MC dropout"] == 0
+    assert shares["fine-tuned"] == shares["Gaussian"] == pytest.approx(3 / 150)
 
 
 def test_model_given_is_not_changed(before, report, overfitted):
@@ -244,24 +245,20 @@ def test_one_network_trains_several_trials_apart(overfitted):
     optimizer = keras.optimizers.Adam(1e-3)
     training = Training((x, y), 300, 3, 100, 0)
     setting = trials.Setting(
-        model, classes(10, from_logits=True), optimizer, LOGITS, training, None, 4, 0
+        model, classes(10, from_logits=True), optimizer, LOGITS, training, None, 4, 0, epochs=4
     )
-    one, two, *_ = trials.gaussian(setting)
-    assert one.engine is two.engine
+    (trial,) = fine_tuned.gaussian(setting)
 
-    def train(trial, state, epoch):
-        callback = keras.callbacks.Callback()
-        return trial.engine.train(state, lambda x: training.epoch(x, epoch, callback))
+    def train(state, epoch):
+        return trial.engine.train(state, lambda x: training.epoch(x, epoch))
 
-    alone = train(two, train(two, two.state, 1), 2)
-    half = train(two, two.state, 1)
-    other = train(one, one.state, 1)
-    in_turns = train(two, half, 2)
+    alone = train(train(trial.state, 1), 2)
+    half = train(trial.state, 1)
+    other = train(trial.state, 3)
+    in_turns = train(half, 2)
     for a, b in zip(alone, in_turns, strict=True):
         np.testing.assert_array_equal(a, b)
     assert any((a != b).any() for a, b in zip(half, other, strict=True))
-    betas = [x.posterior.beta for x in ibnn.stochastic_layers(two.engine.network)]
-    assert [float(keras.ops.convert_to_numpy(beta)) for beta in betas] == [10.0, 10.0]
 
 
 # Regression
@@ -270,9 +267,7 @@ def test_one_network_trains_several_trials_apart(overfitted):
 @pytest.mark.once
 @pytest.mark.parametrize("has_scales", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_regression(has_scales, eagerly, monkeypatch):
-    monkeypatch.setattr(trials, "PRIOR_SCALES", (0.1,))
-    monkeypatch.setattr(trials, "BETAS", (10,))
-    monkeypatch.setattr(trials, "PRIOR_FACTORS", (10,))
+    monkeypatch.setattr(untrained, "PRIOR_FACTORS", (10,))
     data = load_diabetes()
     x, y = data.data.astype("float32") * 20, data.target / 100
     if has_scales:
@@ -329,13 +324,12 @@ def test_seed_repeats_everything(small, monkeypatch):
     scores(1)
     scores(2)
     assert found[0] != found[1]
-    monkeypatch.setattr(run, "METHODS", (trials.deterministic, trials.mc_dropout, trials.gaussian))
-    monkeypatch.setattr(trials, "PRIOR_SCALES", (0.3,))
-    monkeypatch.setattr(trials, "BETAS", (1, 10))
+    kept = (untrained.as_it_is, untrained.mc_dropout)
+    monkeypatch.setattr(run, "METHODS", methods(*kept, minutes=(fine_tuned.gaussian,)))
     scores(1)
     scores(1)
     assert found[2] == found[3]
-    assert len(found[2]) == 12
+    assert len(found[2]) == 8
 
 
 def test_datasets_give_what_arrays_do(small):
@@ -389,15 +383,17 @@ def test_binary_classifier(deterministic_only, eagerly):
 
 def test_method_joins_by_one_line(small, monkeypatch):
     def mine(setting):
-        yield trials.Trial("mine", trials.Engine(lambda: trials.copy_of(setting.model)))
+        yield trials.Trial("mine", Engine(lambda: untrained.copy_of(setting.model)))
 
-    monkeypatch.setattr(run, "METHODS", (trials.deterministic, mine))
+    monkeypatch.setattr(run, "METHODS", methods(untrained.as_it_is, mine))
     assert "mine + temperature" in small().table().rows
 
 
 @pytest.mark.slow
 def test_layers_that_cannot_be_converted_leave_the_rest(small, monkeypatch):
-    monkeypatch.setattr(run, "METHODS", (trials.deterministic, trials.laplace, trials.gaussian))
+    laplace = (untrained.laplace_of_the_last_layer, untrained.laplace_of_all_weights)
+    others = (fine_tuned.fine_tuned, fine_tuned.gaussian, *laplace)
+    monkeypatch.setattr(run, "METHODS", methods(untrained.as_it_is, minutes=others))
     parts = [
         keras.Input((2,)),
         layers.Reshape((2, 1, 1)),
@@ -409,18 +405,18 @@ def test_layers_that_cannot_be_converted_leave_the_rest(small, monkeypatch):
     with pytest.warns(UserWarning, match="left out, since") as caught:
         report = small(model)
     assert len(report.candidates) == 6
-    names = ["Laplace, last layer", "Laplace, all weights", "Gaussian"]
+    names = ["Gaussian", "Laplace, last layer", "Laplace, all weights"]
     assert list(report.dropped) == names
     texts = [str(x.message) for x in caught if "left out" in str(x.message)]
     assert [text.split(":")[0] for text in texts] == names
-    assert "must be a Dense one" in texts[0]
-    assert "`model` has no layer to convert" in texts[2]
-    monkeypatch.setattr(run, "METHODS", (trials.deterministic, trials.gaussian))
+    assert "must be a Dense one" in texts[1]
+    assert "`model` has no layer to convert" in texts[0]
+    others = (fine_tuned.gaussian,)
+    monkeypatch.setattr(run, "METHODS", methods(untrained.as_it_is, minutes=others))
     model = keras.Sequential([*parts, layers.Dense(3)])
     model.compile("sgd", LOGITS)
-    monkeypatch.setattr(trials, "BETAS", (1,))
     with pytest.warns(UserWarning, match="stay deterministic") as caught:
-        assert len(small(model).candidates) == 10
+        assert len(small(model).candidates) == 6
     assert sum("stay deterministic" in str(x.message) for x in caught) == 1
 
 
@@ -430,8 +426,11 @@ def test_layers_that_cannot_be_converted_leave_the_rest(small, monkeypatch):
 @pytest.fixture
 def posteriors(small, monkeypatch):
     """A function that calibrates with posteriors over weights alone."""
-    monkeypatch.setattr(run, "METHODS", (trials.deterministic, trials.given, trials.laplace))
-    monkeypatch.setattr(trials, "PRIOR_FACTORS", (10,))
+    laplace = (untrained.laplace_of_the_last_layer, untrained.laplace_of_all_weights)
+    kept = (untrained.as_it_is, untrained.given, *laplace)
+    others = (fine_tuned.fine_tuned,)
+    monkeypatch.setattr(run, "METHODS", methods(*kept, minutes=others))
+    monkeypatch.setattr(untrained, "PRIOR_FACTORS", (10,))
 
     def posteriors(*args, **options):
         return small(*args, **{"samples": 2, **options})
@@ -449,7 +448,7 @@ def test_posteriors_over_weights_are_candidates(posteriors, tmp_path, written):
     report = posteriors(candidates=given)
     names = [*given, "Laplace, last layer", "Laplace, all weights"]
     found = [name + end for name in names for end in ("", " + temperature")]
-    assert [x.name for x in report.candidates][6:] == found
+    assert [x.name for x in report.candidates][4:-2] == found
     table = report.evaluate((x, y))
     last = (2 * 4 + 2 * 4 * 3) / (2 * 4 + 4 * 3)  # two draws of the last layer
     assert [table[name]["passes"] for name in names] == [2, 1, 2, last, 2 * 2]
@@ -477,7 +476,7 @@ def test_posteriors_over_weights_are_candidates(posteriors, tmp_path, written):
 
 
 def test_what_laplace_is_not_for_is_said(posteriors, monkeypatch):
-    monkeypatch.setattr(trials, "MOST_WEIGHTS", 20)
+    monkeypatch.setattr(untrained, "MOST_WEIGHTS", 20)
     with pytest.warns(UserWarning, match="Laplace, all weights: left out, since it is for at most"):
         report = posteriors()
     assert "Laplace, last layer" in report.table().rows
@@ -574,6 +573,9 @@ def test_command(small, tmp_path, capsys):
     assert "160 test examples" in printed
     written = {path.name for path in (tmp_path / "out").iterdir()}
     assert written >= {"model.keras", "table.md", "model_card.md", "test.md"}
+    command = ["calibrate", *files, "--output", str(tmp_path / "out"), "--effort"]
+    assert main([*command, "hours"]) == 1
+    assert "error: `effort` must be one of 'seconds'," in capsys.readouterr().err
     del arrays["y_val"]
     np.savez(tmp_path / "data.npz", **arrays)
     assert main(["calibrate", *files, "--output", str(tmp_path / "out")]) == 1

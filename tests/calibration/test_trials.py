@@ -1,26 +1,38 @@
-"""The trials of a calibration."""
+"""Trials: what an attempt gives, and what is left of one that fails."""
 
-import numpy as np
+import math
 
-from tests.calibration.tools import classes
-from tfp_ibnn.calibration import trials
-from tfp_ibnn.calibration.examples import Examples, Training, Validation
+import pytest
+
+from tfp_ibnn.calibration.trials import OutOfTime, Setting, Trial, attempt, deadline
+
+pytestmark = pytest.mark.once
 
 
-def test_prior_precision_of_laplace_is_that_of_the_least_nll(small):
-    examples, output = (
-        Examples(small.x[60:], small.y[60:].astype(int)),
-        classes(3, from_logits=False),
-    )
-    training = Training((small.x[:60], small.y[:60]), 60, 2, None, 0)
-    data = Validation(examples, examples)
-    trial = next(
-        trials.laplace(trials.Setting(small.model, output, *2 * [None], training, data, 2, 0))
-    )
-    place = [x is trial.engine.network.prior_precision for x in trial.engine.network.variables]
-    priors = [float(state[place.index(True)]) for state in trial.states]
-    np.testing.assert_allclose(np.divide(priors, priors[0]), trials.PRIOR_FACTORS, rtol=1e-5)
-    trial.try_states(data, output)
-    nll = [output.best_nll(trial.engine.draw(x, examples.x), examples.y) for x in trial.states]
-    assert trial.nll == min(nll) < max(nll)
-    assert trial.best is trial.states[np.argmin(nll)]
+def setting(end=math.inf):
+    parts = dict.fromkeys(Setting._fields)
+    return Setting(**{**parts, "end": end})
+
+
+def failing(error):
+    def make():
+        raise error
+
+    return make
+
+
+def test_an_attempt_gives_a_trial_whatever_happens():
+    made = Trial("made")
+    assert attempt("name", lambda: made, setting()) is made
+    failed = attempt("name", failing(MemoryError("first\nsecond")), setting())
+    assert (failed.name, failed.fate) == ("name", "first")
+    assert attempt("name", failing(KeyError()), setting()).fate == "KeyError"
+    late = attempt("name", failing(OutOfTime()), setting())
+    assert (late.fate, late.engine) == ("", None)
+    with pytest.raises(KeyboardInterrupt):
+        attempt("name", failing(KeyboardInterrupt()), setting())
+
+
+def test_nothing_is_attempted_after_the_end():
+    late = attempt("name", failing(AssertionError("called")), setting(end=deadline(1e-9)))
+    assert (late.fate, late.engine, late.nll) == ("", None, math.inf)

@@ -8,6 +8,11 @@ from tfp_ibnn.likelihoods import Categorical
 LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
+def methods(*seconds, minutes=(), trainings=()):
+    """Methods to compare in place of `run.METHODS`, by the effort that they take."""
+    return {"seconds": seconds, "minutes": minutes, "trainings": trainings}
+
+
 def classes(width, from_logits):
     return Categorical(from_logits, width, one_hot=False)
 

@@ -29,7 +29,7 @@ TESTED_ELSEWHERE = {
     "_core/text": "whole/test_strings.py",
     "calibration/card": "calibration/test_report.py",
     "calibration/deciding": "calibration/test_run.py",
-    "calibration/engine": "calibration/test_trials.py",
+    "calibration/engine": "calibration/test_run.py, calibration/test_fine_tuned.py",
     "calibration/record": "calibration/test_report.py",
     "calibration/table": "calibration/test_report.py",
     "conversion/classes": "layers/test_carried.py",

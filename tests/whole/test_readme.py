@@ -1,11 +1,13 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from tests import readme_example
+from tests.calibration.tools import methods
 from tfp_ibnn._core.command_line import EXAMPLES
-from tfp_ibnn.calibration import run, trials
+from tfp_ibnn.calibration import run, untrained
 
 pytestmark = pytest.mark.once
 
@@ -15,9 +17,9 @@ README = ROOT / "README.md"
 
 def test_the_example_works_with_few_epochs_and_draws(capsys, monkeypatch):
     # The other methods have tests of their own.
-    monkeypatch.setattr(run, "METHODS", (trials.deterministic, trials.given))
+    monkeypatch.setattr(run, "METHODS", methods(untrained.as_it_is, untrained.given))
     code = readme_example.code()
-    for old, few in (("epochs=50", "epochs=2"), ("seed=0)\n", "seed=0, epochs=1, samples=4)\n")):
+    for old, few in (("epochs=50", "epochs=2"), ("seed=0)\n", "seed=0, samples=4)\n")):
         assert code.count(old) == 1
         code = code.replace(old, few)
     names = {}
@@ -37,7 +39,7 @@ def test_the_example_works_when_pasted(capsys):
     rows = [line.strip("| ").split("|") for line in lines if line.startswith("| ")]
     column = [title.strip() for title in rows[0]].index("NLL")
     nll = {row[0].strip(" *"): float(row[column]) for row in rows[2:]}
-    assert nll.keys() >= {"as it is", "as it is + temperature", "fine-tuned + temperature"}
+    assert nll.keys() >= {"as it is", "as it is + temperature", "Laplace, last layer"}
     (chosen,) = (row[0].strip(" *") for row in rows if "**" in row[0])
     assert nll[chosen] < 0.9 * nll["as it is"]
     recorded = json.loads(readme_example.RECORD.read_text())

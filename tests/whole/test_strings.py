@@ -6,7 +6,8 @@ import pytest
 from keras import layers
 
 import tfp_ibnn as ibnn
-from tfp_ibnn.calibration import run, trials
+from tests.calibration.tools import methods
+from tfp_ibnn.calibration import fine_tuned, run, untrained
 from tfp_ibnn.decisions.hashing import uniform_of_arrays
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's")
@@ -135,7 +136,8 @@ def test_decisions_on_texts_are_saved_and_loaded(kind, tmp_path):
 
 @pytest.mark.parametrize("kind", ["strings", "objects"])
 def test_texts_are_calibrated(kind, monkeypatch):
-    monkeypatch.setattr(run, "METHODS", (trials.deterministic, trials.mc_dropout))
+    kept = methods(untrained.as_it_is, untrained.mc_dropout, minutes=(fine_tuned.fine_tuned,))
+    monkeypatch.setattr(run, "METHODS", kept)
     x, y = np.tile(KINDS[kind], 2), np.tile(LABELS, 2)
     options = {"epochs": 1, "samples": 2, "verbose": False}
     report = ibnn.calibrate(made_text_model(), (x, y), (x, y), **options)

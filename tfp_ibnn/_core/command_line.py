@@ -11,7 +11,7 @@ EXAMPLES = """data.npz holds the arrays x_train, y_train, x_val, y_val and, to s
 test data, x_test, y_test. Without x_val, a fifth of the training examples is taken.
 
 example:
-  python -m tfp_ibnn calibrate model.keras data.npz --output calibrated --minutes 10
+  python -m tfp_ibnn calibrate model.keras data.npz --output calibrated --effort minutes
 """
 
 
@@ -44,8 +44,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     command.add_argument("model", help="a .keras file")
     command.add_argument("data", help="an .npz file")
     command.add_argument("--output", required=True, metavar="FOLDER", help="to write to")
-    command.add_argument("--epochs", type=int, help="for each candidate that is not dropped")
-    command.add_argument("--minutes", type=float, help="after which no further epoch starts")
+    command.add_argument(
+        "--effort",
+        default="seconds",
+        help="seconds (default), minutes or trainings; what each takes is printed first",
+    )
+    command.add_argument("--epochs", type=int, help="of the fine-tuning; effort minutes or more")
+    command.add_argument("--minutes", type=float, help="after which nothing more is trained")
     command.add_argument("--loss", help="of a model that is saved without one")
     command.add_argument("--samples", type=int, default=32, help="draws of a prediction (32)")
     command.add_argument("--batch-size", type=int, default=32, help="of the training (32)")

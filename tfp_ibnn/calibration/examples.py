@@ -55,18 +55,18 @@ class Training(NamedTuple):
     has_weights: bool = False
     sample: Examples | None = None  # spread evenly over the data
 
-    def epoch(self, network: keras.Model, number: int, callback: Any) -> None:
+    def epoch(self, network: keras.Model, number: int, *callbacks: Any) -> None:
         """Train a network for one epoch; the order of arrays follows from seed and epoch.
 
         Args:
             network: a compiled Keras model.
             number: of the epoch, from 1 on.
-            callback: a Keras callback.
+            *callbacks: Keras callbacks.
         """
         if not isinstance(self.data, tuple):
             # tf.data has its own order.
             is_shuffled = isinstance(self.data, keras.utils.PyDataset)
-            network.fit(self.data, shuffle=is_shuffled, verbose=0, callbacks=[callback])
+            network.fit(self.data, shuffle=is_shuffled, verbose=0, callbacks=list(callbacks))
             return
         random = np.random.default_rng((self.seed, number))
         order = random.permutation(self.size)
@@ -82,7 +82,7 @@ class Training(NamedTuple):
             sample_weight=weight,
             shuffle=False,
             verbose=0,
-            callbacks=[callback],
+            callbacks=list(callbacks),
         )
 
 

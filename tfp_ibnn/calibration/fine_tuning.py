@@ -1,6 +1,5 @@
-"""The training of trials side by side, epoch by epoch, and its optimizer."""
+"""The fine-tuning of trials side by side, epoch by epoch: for how long, and with which rate."""
 
-import itertools
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,11 +9,69 @@ import numpy as np
 
 from tfp_ibnn._core import keras_optimizers
 from tfp_ibnn._core.progress import Heartbeat
+from tfp_ibnn.calibration.engine import copy_of_optimizer
+from tfp_ibnn.calibration.examples import Training
 from tfp_ibnn.calibration.trials import Setting, Trial
 from tfp_ibnn.training import Interrupts
 
-PATIENCE = 2
-"""The number of epochs without a lower NLL after which a training stops."""
+FEWEST = 3
+"""The number of epochs of a fine-tuning, unless a tenth of the model's own is more."""
+MOST = 1 / 4
+"""The largest share of the model's epochs for each of two candidates: together half a training."""
+
+
+class Limits(Interrupts):
+    """Ends a training in the middle of an epoch, by Ctrl-C or because the time is up.
+
+    Args:
+        end: the `time.monotonic` after which no batch starts.
+
+    Attributes:
+        is_late: whether the time has ended a training.
+    """
+
+    def __init__(self, end: float) -> None:
+        super().__init__()
+        self.is_late = False
+        self._end = end
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        super().on_train_batch_end(batch, logs)
+        if self.are_passed():
+            self.model.stop_training = True
+
+    def are_passed(self) -> bool:
+        """Return, and note, whether the time is up."""
+        self.is_late = time.monotonic() > self._end
+        return self.is_late
+
+
+def epochs_of(model: keras.Model, training: Training) -> float:
+    """Return for how many epochs a model was trained, by its optimizer; 0 if that is unknown.
+
+    Args:
+        model: the trained model.
+        training: its data, in batches.
+    """
+    if not model.compiled or model.optimizer is None:
+        return 0.0
+    innermost = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    batches_per_step = innermost.gradient_accumulation_steps or 1
+    batches = _number(model.optimizer.iterations) * batches_per_step
+    return batches / training.steps
+
+
+def epochs_of_fine_tuning(model_epochs: float) -> int:
+    """Return a tenth of the model's epochs, or 3, but not more than a quarter of them.
+
+    Args:
+        model_epochs: those that the model was trained for; 0 if unknown.
+    """
+    if not model_epochs:
+        return FEWEST
+    wanted = max(FEWEST, round(model_epochs / 10))
+    most = max(1, int(MOST * model_epochs))
+    return min(wanted, most)
 
 
 def fine_tuning_optimizer(model: keras.Model, optimizer: Any) -> keras.optimizers.Optimizer:
@@ -69,71 +126,86 @@ def _number(tensor: Any) -> float:
     return float(keras.ops.convert_to_numpy(tensor))
 
 
-def fine_tune(trials: Sequence[Trial], setting: Setting, epochs: int | None) -> None:
-    """Train trials epoch by epoch; after each, drop the worse half of those that draw.
+def decaying(optimizer: keras.optimizers.Optimizer, steps: int) -> keras.optimizers.Optimizer:
+    """Return a copy of an optimizer whose rate falls to 0 by a cosine; a schedule of its own stays.
 
-    A trial that gets no better for `PATIENCE` epochs, or whose predictions are not finite, stops.
-    After `setting.end` no epoch starts, and no trial's part of one.
+    Args:
+        optimizer: the one to copy.
+        steps: after which the rate is 0.
+    """
+    config = optimizer.get_config()
+    rate = config.get("learning_rate")
+    if not isinstance(rate, float):
+        return copy_of_optimizer(optimizer)
+    config["learning_rate"] = keras.optimizers.schedules.CosineDecay(rate, steps)
+    return type(optimizer).from_config(config)
+
+
+def fine_tune(trials: Sequence[Trial], setting: Setting) -> None:
+    """Train trials side by side, epoch by epoch; each counts in the state after its best one.
+
+    A trial whose training or scoring fails stops. After `setting.end` no batch starts, and an epoch
+    that is not finished does not count.
 
     Args:
         trials: those to train; they are changed in place.
-        setting: their data, and the end of the time.
-        epochs: the largest number; None trains until all have stopped, or the time is up.
+        setting: their data, the number of epochs, and the end of the time.
     """
     running = list(trials)
     seconds_per_epoch = 0.0
-    with Interrupts() as interrupts:
-        for epoch in itertools.islice(itertools.count(1), epochs):
-            start = time.monotonic()
+    with Limits(setting.end) as limits:
+        for epoch in range(1, setting.epochs + 1):
             if not running:
                 break
-            label = f"epoch {epoch}" if epochs is None else f"epoch {epoch} of {epochs}"
+            start = time.monotonic()
+            label = f"epoch {epoch} of {setting.epochs}"
             if start + seconds_per_epoch > setting.end:
                 _report_end(running, setting, f"{label} is not begun")
                 break
             for number, trial in enumerate(running):
-                if time.monotonic() > setting.end:
+                if not limits.are_passed():
+                    with Heartbeat(f"{label}: {trial.name}", setting.say):
+                        _train_one_epoch(trial, setting, epoch, limits)
+                if limits.is_late:
                     _report_end(running[number:], setting, f"{label} is not finished")
                     return
-                with Heartbeat(f"{label}: {trial.name}", setting.say):
-                    _train_one_epoch(trial, setting, epoch, interrupts)
             seconds_per_epoch = time.monotonic() - start
-            _drop_worse_half(trials, setting, epoch)
-            running = [trial for trial in running if not trial.fate and not trial.stopped]
+            running = [trial for trial in running if not trial.stopped]
 
 
-def _train_one_epoch(trial: Trial, setting: Setting, epoch: int, interrupts: Interrupts) -> None:
+def _train_one_epoch(trial: Trial, setting: Setting, epoch: int, limits: Limits) -> None:
     """Train a trial for one epoch, and note whether it was its best, or its last."""
     start = time.monotonic()
     previous = trial.nll
 
     def fit(network: keras.Model) -> None:
-        setting.training.epoch(network, epoch, interrupts)
+        setting.training.epoch(network, epoch, limits)
 
-    trial.state = trial.engine.train(trial.state, fit)
     try:
+        state = trial.engine.train(trial.state, fit)
+        if limits.is_late:
+            return
+        trial.state = state
         nll = trial.watch(setting.data, setting.output)
-    except ValueError as error:  # predictions are not finite
-        trial.stopped = True
-        if not trial.epochs:  # otherwise its best epoch so far is compared
-            trial.fate = str(error)
-        setting.say(f"epoch {epoch}: {trial.name} is stopped: {error}")
+    except Exception as error:
+        if limits.came:  # TensorFlow may raise something of its own after Ctrl-C
+            raise
+        _stop(trial, setting, epoch, error)
         return
+    trial.seconds += time.monotonic() - start
     if nll < previous:
         trial.epochs = epoch
-    trial.stopped = epoch - trial.epochs >= PATIENCE
-    trial.seconds += time.monotonic() - start
+    # Of a model whose own epochs are unknown, the whole fine-tuning counts as one training.
+    trial.trainings = epoch / (setting.model_epochs or setting.epochs)
     setting.say(f"epoch {epoch}: {trial.name}: NLL {nll:.4f}, {trial.seconds:.0f} s")
 
 
-def _drop_worse_half(trials: Sequence[Trial], setting: Setting, epoch: int) -> None:
-    """Drop the worse half of the trials that draw, down to two."""
-    rivals = [trial for trial in trials if trial.engine.samples > 1 and not trial.fate]
-    rivals.sort(key=lambda trial: trial.nll)
-    kept = max(2, -(-len(rivals) // 2))
-    for trial in rivals[kept:]:
-        trial.drop(f"NLL {trial.nll:.4f} after epoch {epoch}")
-        setting.say(f"epoch {epoch}: {trial.name} is dropped")
+def _stop(trial: Trial, setting: Setting, epoch: int, error: Exception) -> None:
+    """End the training of a trial that fails; its best epoch so far is compared."""
+    trial.stopped = True
+    if not trial.epochs:
+        trial.leave_out(error)
+    setting.say(f"epoch {epoch}: {trial.name} is stopped: {error}")
 
 
 def _report_end(untrained: Sequence[Trial], setting: Setting, what: str) -> None:

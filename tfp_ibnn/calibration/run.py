@@ -1,22 +1,29 @@
 """From a trained model to a calibrated one, in one call."""
 
-import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from tfp_ibnn._core import checks
-from tfp_ibnn._core.progress import Heartbeat, printer
+from tfp_ibnn._core.progress import Heartbeat, printer, silent
 from tfp_ibnn.calibration.candidates import Candidate, predict
 from tfp_ibnn.calibration.doubts import doubts_about, errors_of
+from tfp_ibnn.calibration.efforts import GAINS, METHODS, up_to
 from tfp_ibnn.calibration.examples import Training, Validation, prepare
-from tfp_ibnn.calibration.fine_tuning import fine_tune, fine_tuning_optimizer
+from tfp_ibnn.calibration.fine_tuning import (
+    epochs_of,
+    epochs_of_fine_tuning,
+    fine_tuning_optimizer,
+)
+from tfp_ibnn.calibration.fresh_networks import FreshNetworks
 from tfp_ibnn.calibration.report import Report
-from tfp_ibnn.calibration.trials import METHODS, Method, Setting, Trial, deadline
+from tfp_ibnn.calibration.speed import announce_times, in_words
+from tfp_ibnn.calibration.stages import mark_untried, run_stages
+from tfp_ibnn.calibration.trials import Setting, Trial, deadline, posterior_engine
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.conversion.wrappers import PredictionWrapper
 from tfp_ibnn.likelihoods import Likelihood
@@ -31,9 +38,11 @@ def calibrate(
     train: Any,
     validation: Any = None,
     *,
-    candidates: Mapping[str, Any] | None = None,
-    epochs: int | None = None,
+    effort: str = "seconds",
     minutes: float | None = None,
+    candidates: Mapping[str, Any] | None = None,
+    build: Callable[[], keras.Model] | None = None,
+    epochs: int | None = None,
     optimizer: Any = None,
     loss: Any = None,
     samples: int = 32,
@@ -43,33 +52,49 @@ def calibrate(
 ) -> Report:
     """Calibrate a trained model's probabilities by the cheapest method that is as good as the best.
 
-    The candidates are the model as it is, MC dropout where it has dropout, the model fine-tuned,
-    `Laplace` of the last layer and of all weights, Gaussian posteriors of z (`NormalAffine`) of two
-    prior scales and three weights of the KL, and your own; each also with a temperature. Half of
-    the validation data serves to fit temperatures and Laplace's prior precision, to stop training
-    and to drop Gaussian posteriors on the way; the other half to choose the cheapest candidate
-    whose NLL is within one standard error of the best. Below 1,000 validation examples both are
-    done on all of them, by five-fold cross-fitting.
+    What is compared depends on the effort; each candidate is also tried with a temperature:
+
+    - "seconds" trains nothing: the model as it is, of classes also with a scaling of each class;
+        your own candidates; MC dropout and MC batch normalization where it has such layers; noise
+        of one scale in all layers; and `Laplace` of the last layer;
+    - "minutes" also fine-tunes the model for at most a quarter of its epochs, as a control, and so
+        a Gaussian posterior of z (`NormalAffine`), each with a rate that decays to 0; and fits
+        `Laplace` of all weights;
+    - "trainings" also trains fresh networks for as long as the model: ensembles of 2, 3 and 5 with
+        the model itself as a member, SWAG along the first of these trainings, and a network trained
+        with noise from scratch.
+
+    Half of the validation data serves to fit temperatures and Laplace's prior precision, and to
+    choose the best epoch; the other half to choose the cheapest candidate whose NLL is within one
+    standard error of the best. Below 1,000 validation examples both are done on all of them, by
+    five-fold cross-fitting.
 
     A regression with a squared loss becomes Gaussian, with a fitted standard deviation; one with a
     `GaussianHead` gets a factor for its standard deviations. The model itself is not changed.
-    Ctrl-C ends the training, not the comparison.
+    Ctrl-C ends the training, not the comparison, and a candidate that fails costs a warning.
 
     Args:
         model: a trained Functional or Sequential model with one output.
         train: arrays (x, y) or (x, y, weight), a `tf.data.Dataset` or a `PyDataset`.
         validation: the same, of examples that the model was not trained on; one of weight 2 counts
             as two. None takes a fifth of the training arrays, which is second best.
+        effort: "seconds" (the default), "minutes" or "trainings"; what each takes on this machine
+            is printed first.
+        minutes: after which nothing is fitted or trained any more; None sets no limit. It does not
+            raise the effort. What is left untried is printed, and listed in `report.dropped`.
         candidates: further ones by name: posteriors over weights such as `DeepEnsemble`, fitted to
             training data only, or Keras models, with the inputs and outputs of `model`.
-        epochs: of fine-tuning; None takes 3, or a tenth of those of the model if that is more.
-        minutes: after which no further fit or epoch starts; without `epochs` the only limit. What
-            is left untried is printed, and listed in `report.dropped`.
-        optimizer: None is the model's own at a tenth of its rate. Posteriors use five times that.
+        build: for "trainings", a function that returns a compiled, untrained network like `model`,
+            for what a copy with new weights and a copy of its optimizer cannot repeat, such as
+            pretrained weights. None makes such copies.
+        epochs: of the fine-tuning; it makes the effort at least "minutes". None takes a tenth of
+            those of the model, at least 3 and at most a quarter.
+        optimizer: of the fine-tuning; None is the model's own at a tenth of its rate. The
+            posterior uses five times that.
         loss: None takes the one that the model is compiled with.
         samples: draws of a posterior, or of MC dropout, in a prediction.
-        batch_size: of training arrays; None is 32.
-        seed: of the splits, the order of the examples and the draws.
+        batch_size: of training arrays; None is 32. Fresh networks should have the model's own.
+        seed: of the splits, the order of the examples, new weights and the draws.
         verbose: print progress, at least every ten seconds.
 
     A warning names a model that is at chance on the validation data or much worse there than on its
@@ -90,14 +115,14 @@ def calibrate(
         >>> y = (x[:, 0] + random.normal(size=300) > 0).astype(int)
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, "softmax")])
         >>> model.compile("adam", "sparse_categorical_crossentropy")
-        >>> options = {"epochs": 1, "samples": 4, "verbose": False}
-        >>> report = ibnn.calibrate(model, (x[:200], y[:200]), (x[200:], y[200:]), **options)
+        >>> train, validation = (x[:200], y[:200]), (x[200:], y[200:])
+        >>> report = ibnn.calibrate(model, train, validation, samples=4, verbose=False)
         >>> type(report.model).__name__
         'MonteCarlo'
     """
+    start = time.monotonic()
+    effort = _effort(effort, epochs)
     samples = checks.positive_integer("samples", samples, least=2)
-    if epochs is not None:
-        epochs = checks.positive_integer("epochs", epochs)
     end = deadline(minutes)
     if batch_size is not None:
         batch_size = checks.positive_integer("batch_size", batch_size)
@@ -105,11 +130,15 @@ def calibrate(
     _check_model(model)
     output, loss = likelihood_for_calibration(model, loss)
     posteriors = _posteriors(candidates or {}, model)
-    optimizer = fine_tuning_optimizer(model, optimizer)
+    if effort != "seconds":
+        optimizer = fine_tuning_optimizer(model, optimizer)
     say = printer(verbose)
 
     with Heartbeat("reading the data", say):
         training, data = prepare(train, validation, model, output, batch_size, seed)
+    model_epochs = epochs_of(model, training)
+    if effort == "trainings":
+        _check_build(build, model_epochs)
     _announce(training, data, say)
     setting = Setting(
         model=model,
@@ -120,24 +149,27 @@ def calibrate(
         data=data,
         samples=samples,
         seed=seed,
-        candidates=posteriors,
         end=end,
         say=say,
+        epochs=epochs or epochs_of_fine_tuning(model_epochs),
+        model_epochs=model_epochs,
     )
-
-    first_method, *methods = METHODS
-    trials = list(first_method(setting))
-    doubts = _watch_as_it_is(trials[0], setting)
-    if epochs is None and minutes is None:
-        epochs = _default_epochs(model, training)
-    is_interrupted = _run_trials(methods, trials, setting, epochs)
-    _mark_untried(trials, None if is_interrupted else minutes, say)
-
-    report = _report(trials, setting, doubts, is_interrupted)
-    say(report.why())
+    # Of candidates that cannot be used, errors are raised before any work is done.
+    engines = {name: posterior_engine(setting, each) for name, each in posteriors.items()}
+    setting = setting._replace(candidates=engines)
+    report = _compare(setting, effort, minutes, build, start)
     if report.lost():
         warnings.warn(f"Chosen: {report.chosen.name}. {report.lost()}", stacklevel=2)
     return report
+
+
+def _effort(effort: Any, epochs: Any) -> str:
+    """Return the effort, at least "minutes" if a number of epochs is given, or raise."""
+    effort = checks.one_of("effort", effort, tuple(METHODS))
+    if epochs is None:
+        return effort
+    checks.positive_integer("epochs", epochs)
+    return "minutes" if effort == "seconds" else effort
 
 
 def _check_model(model: Any) -> None:
@@ -196,91 +228,77 @@ def _announce(training: Training, data: Validation, say: Callable[[str], None]) 
     say("The first prediction and the first epoch of each kind take longer: they are compiled.")
 
 
-def _watch_as_it_is(trial: Trial, setting: Setting) -> list[str]:
-    """Score the model as it is; return what is wrong with it, and warn about that."""
-    with Heartbeat(trial.name, setting.say):
-        nll = trial.watch(setting.data, setting.output)
-        doubts = doubts_about(trial, setting)
-    setting.say(f"{trial.name}: NLL {nll:.4f}")
-    for doubt in doubts:
-        warnings.warn(doubt, stacklevel=3)
-    return doubts
+def _check_build(build: Any, model_epochs: float) -> None:
+    """Raise if it is unknown how to train fresh networks, or for how long."""
+    if build is not None and not callable(build):
+        raise ValueError(
+            "`build` must be a function that returns a compiled, untrained Keras model; "
+            f"got {build!r}."
+        )
+    if not model_epochs:
+        raise ValueError(
+            "effort='trainings' trains fresh networks for as many steps as `model`, whose "
+            "optimizer has taken none: load the model together with its optimizer, or write "
+            "model.optimizer.iterations.assign(steps) after `compile`."
+        )
 
 
-def _default_epochs(model: keras.Model, training: Training) -> int:
-    """Return a tenth of the epochs that the model was trained for, and at least 3."""
-    if not model.compiled or model.optimizer is None:
-        return 3
-    steps = float(model.optimizer.iterations)
-    return max(3, round(steps / training.steps / 10))
-
-
-def _run_trials(
-    methods: Sequence[Method], trials: list[Trial], setting: Setting, epochs: int | None
-) -> bool:
-    """Add the trials of the other methods, score what is not trained, and train the rest.
+def _compare(
+    setting: Setting,
+    effort: str,
+    minutes: float | None,
+    build: Callable[[], keras.Model] | None,
+    start: float,
+) -> Report:
+    """Compare all that an effort tries, and report it.
 
     Args:
-        methods: all but the first one.
-        trials: those of the first one, which has been scored; the others are added to it.
-        setting: what they are made of.
-        epochs: of the fine-tuning; None is limited by the time alone.
-
-    Returns:
-        Whether Ctrl-C ended it; what was done before stays.
+        setting: what the candidates are made of.
+        effort: up to which methods are tried.
+        minutes: the limit of the time, for a message.
+        build: what makes fresh networks, if not a copy with new weights.
+        start: the `time.monotonic` at which all began.
     """
-    data = setting.data
-    output = setting.output
-    try:
-        parameter = output.fit(trials[0].watched(), data.fit.y, data.fit.weight)
-        setting = setting._replace(parameter=parameter)
-        for trial in _with_heartbeat(methods, setting):
-            _check_name(trial, trials, output)
-            trials.append(trial)
-            if trial.trained:
-                continue
-            with Heartbeat(trial.name, setting.say):
-                trial.try_states(data, output)
-            if not trial.fate:
-                setting.say(f"{trial.name}: NLL {trial.nll:.4f}")
-        fine_tune([trial for trial in trials if trial.trained], setting, epochs)
-    except KeyboardInterrupt:
-        setting.say("Interrupted: what has been trained so far is compared.")
-        return True
-    return False
+    say = setting.say
+    begun = time.monotonic()
+    first_method, *others = METHODS["seconds"]
+    trials = list(first_method(setting))
+    _watch_as_it_is(trials[0], setting)
+    first_seconds = time.monotonic() - begun
+    doubts = _doubts(trials[0], setting)
+    seconds = 0.0
+    if say is not silent or effort == "trainings":
+        seconds = announce_times(trials[0], setting, start, first_seconds)
+    if effort == "trainings":
+        fresh = FreshNetworks(setting, build, seconds)
+        setting = setting._replace(fresh=fresh)
+    stages = {name: METHODS.get(name, ()) for name in up_to(effort)}
+    stages["seconds"] = others
+    is_interrupted = run_stages(stages, trials, setting)
+    mark_untried(trials, None if is_interrupted else minutes, say)
+
+    report = _report(trials, setting, doubts, is_interrupted)
+    report.notes["effort"] = effort
+    say(report.why())
+    spent = in_words(time.monotonic() - start)
+    gain = GAINS.get(effort, "")
+    say(f"This took {spent}. {gain}".strip())
+    return report
 
 
-def _with_heartbeat(methods: Iterable[Method], setting: Setting) -> Iterator[Trial]:
-    """Yield the trials of methods, some of which take long to make."""
-    for method in methods:
-        label = f"preparing {method.__name__.replace('_', ' ')}"
-        remaining = iter(method(setting))
-        while True:
-            with Heartbeat(label, setting.say):
-                trial = next(remaining, None)
-            if trial is None:
-                break
-            yield trial
+def _watch_as_it_is(trial: Trial, setting: Setting) -> None:
+    with Heartbeat(trial.name, setting.say):
+        nll = trial.watch(setting.data, setting.output)
+    setting.say(f"{trial.name}: NLL {nll:.4f}")
 
 
-def _check_name(trial: Trial, trials: Iterable[Trial], output: Likelihood) -> None:
-    """Raise if a candidate of another trial has the name of this one."""
-    suffixes = [*output.variants, *output.variants_as_it_is]
-    for other in trials:
-        if trial.name in [other.name + suffix for suffix in suffixes]:
-            raise ValueError(f"`candidates` must have other names than {trial.name!r}.")
-
-
-def _mark_untried(
-    trials: Iterable[Trial], minutes: float | None, say: Callable[[str], None]
-) -> None:
-    """Drop the trials that were never scored, and report those that `minutes` left out."""
-    untried = [trial for trial in trials if math.isinf(trial.nll) and not trial.fate]
-    for trial in untried:
-        trial.fate = "there was no time for it"
-    if untried and minutes is not None:
-        names = ", ".join(trial.name for trial in untried)
-        say(f"`minutes={minutes:g}` left untried: {names}. Give more to compare them.")
+def _doubts(trial: Trial, setting: Setting) -> list[str]:
+    """Return what is wrong with the model as it is, and warn about that."""
+    with Heartbeat(trial.name, setting.say):
+        doubts = doubts_about(trial, setting)
+    for doubt in doubts:
+        warnings.warn(doubt, stacklevel=4)
+    return doubts
 
 
 def _report(
@@ -302,13 +320,20 @@ def _report(
         if trial.fate:
             dropped[trial.name] = trial.fate
             continue
+        variants = setting.output.variants
+        if trial is trials[0]:
+            variants = {**variants, **setting.output.variants_as_it_is}
+        try:
+            with Heartbeat(f"scoring {trial.name}", setting.say):
+                candidates += _candidates(trial, setting.output, data, variants)
+        except Exception as error:
+            if not candidates:
+                raise  # there is nothing to compare without the model as it is
+            dropped[trial.name] = trial.leave_out(error).fate
+            warnings.warn(f"{trial.name}: left out, since {trial.fate}", stacklevel=4)
+            continue
         if trial.trained:
             best_epochs.append(f"{trial.name}: {trial.epochs}")
-        with Heartbeat(f"scoring {trial.name}", setting.say):
-            variants = setting.output.variants
-            if trial is trials[0]:
-                variants = {**variants, **setting.output.variants_as_it_is}
-            candidates += _candidates(trial, setting.output, data, variants)
     notes = {
         "training examples": setting.training.size,
         "validation examples": data.shares,

@@ -1,12 +1,12 @@
 r"""Calibrate networks on several data sets by `ibnn.calibrate`, and test what comes out.
 
-A network is trained as usual, then calibrated with the defaults; all candidates are scored on test
+A network is trained as usual, then calibrated with --effort; all candidates are scored on test
 data. Every run has a process of its own and becomes a line of runs.jsonl in --output; runs that are
 there are skipped, so the same command resumes. Then table.md is written from all of them.
 
 Examples:
     python scripts/study.py calibrate --pairs digits cancer
-    python scripts/study.py calibrate --pairs unseen --seeds 0 1
+    python scripts/study.py calibrate --pairs unseen --seeds 0 1 --effort trainings
     python scripts/study.py calibrate --pairs cifar_vgg16 --backend jax --jobs 5
     python scripts/study.py calibrate --tables
 """
@@ -16,8 +16,14 @@ from studies.command import Study
 STUDY = Study(
     name="calibrate",
     results="results/calibrate",
-    pages=("docs/calibrate.md",),
     seeds=5,
+    options={
+        "effort": {
+            "choices": ("seconds", "minutes", "trainings"),
+            "default": "minutes",
+            "help": "of the calibration (default minutes)",
+        },
+    },
     groups=("TUNED", "UNSEEN"),
 )
 

@@ -1,4 +1,4 @@
-"""Networks trained as usual, calibrated by `ibnn.calibrate` with its defaults, and tested.
+"""Networks trained as usual, calibrated by `ibnn.calibrate` at some effort, and tested.
 
 A run is a pair of data and network, and a seed, which draws the training and validation examples
 and the network's weights. Test data serves for nothing but the scores. `runs.jsonl` has a line per
@@ -107,7 +107,7 @@ def network(name, steps):
     return model
 
 
-def run(name, seed, quick=False, data_dir=None):
+def run(name, seed, quick=False, data_dir=None, effort="minutes"):
     """Train and calibrate one network; return the record. Quick runs only show that it works."""
     _, epochs, batch_size = PAIRS[name]
     parts = load(name, seed, data_dir)
@@ -117,14 +117,19 @@ def run(name, seed, quick=False, data_dir=None):
     model = network(name, epochs * -(-len(train[1]) // batch_size))
     model.fit(*train, batch_size=batch_size, epochs=1 if quick else epochs, verbose=0)
     clock.append(time.perf_counter())
-    options = {"batch_size": batch_size, "verbose": False}
+    options = {"batch_size": batch_size, "effort": effort, "verbose": False}
     options |= {"epochs": 1, "samples": 2} if quick else {}
     report = ibnn.calibrate(model, train, validation, **options)
     clock.append(time.perf_counter())
     rows = report.evaluate(test).rows
     clock.append(time.perf_counter())
     steps = zip(("training", "calibrate", "test"), np.diff(clock).round(1).tolist(), strict=True)
-    about = {"pair": name, "seed": seed, **provenance({"quick": quick}), "seconds": dict(steps)}
+    about = {
+        "pair": name,
+        "seed": seed,
+        **provenance({"quick": quick, "effort": effort}),
+        "seconds": dict(steps),
+    }
     numbers = {
         candidate: {key: value for key, value in row.items() if not isinstance(value, str)}
         for candidate, row in rows.items()
@@ -132,7 +137,7 @@ def run(name, seed, quick=False, data_dir=None):
     return {**about, "chosen": report.chosen.name, "candidates": numbers}
 
 
-def run_all(names, seeds, folder, *, quick=False, jobs=1, data_dir=None):
+def run_all(names, seeds, folder, *, quick=False, jobs=1, data_dir=None, effort="minutes"):
     """Run what `runs.jsonl` in the folder lacks; return how many failed."""
 
     def shown(record):
@@ -141,7 +146,7 @@ def run_all(names, seeds, folder, *, quick=False, jobs=1, data_dir=None):
 
     done = {(record["pair"], record["seed"]) for record in read(folder)}
     every = [(name, seed) for seed in seeds for name in names]
-    return run_tasks(run, every, done, (quick, data_dir), folder, jobs, shown)
+    return run_tasks(run, every, done, (quick, data_dir, effort), folder, jobs, shown)
 
 
 def scores_of(record, score):

@@ -28,8 +28,9 @@ def test_a_quick_run_is_stored_and_not_repeated(here, eagerly, tmp_path, capsys)
     assert main(command) == 0
     assert "1 runs to do, 0 are there" in capsys.readouterr().out
     (record,) = tasks.read(tmp_path)
+    options = {"quick": True, "effort": "minutes"}
     assert record.keys() >= {"versions", "hardware", "command", "backend", "python"}
-    assert (record["pair"], record["seed"], record["options"]) == ("wine", 3, {"quick": True})
+    assert (record["pair"], record["seed"], record["options"]) == ("wine", 3, options)
     assert record["seconds"].keys() == {"training", "calibrate", "test"}
     assert record["chosen"] in record["candidates"]
     for row in record["candidates"].values():
@@ -45,7 +46,7 @@ def test_runs_are_apart():
 
 
 def test_a_failed_run_leaves_the_others(here, tmp_path, capsys, monkeypatch):
-    def run(name, seed, quick, data_dir):
+    def run(name, seed, quick, data_dir, effort):
         if seed == 1:
             raise MemoryError("too large")
         return made("digits", seed, [2.0, 1.0])

@@ -1,0 +1,88 @@
+"""What each effort includes, and what the next one is said to gain."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.calibration.tools import methods
+from tfp_ibnn.calibration import efforts, run, untrained
+
+RUNS = Path(__file__).parents[2] / "results" / "calibrate" / "runs.jsonl"
+
+
+@pytest.mark.once
+def test_an_effort_includes_those_before():
+    assert efforts.up_to("seconds") == ["seconds"]
+    assert efforts.up_to("trainings") == ["seconds", "minutes", "trainings"]
+
+
+@pytest.mark.once
+def test_gains_are_those_of_the_stored_runs():
+    def nll(record, name):
+        rows = record["candidates"]
+        return rows.get(f"{name} + temperature", rows[name])["NLL"]
+
+    gains = {}
+    for line in RUNS.read_text().splitlines():
+        record = json.loads(line)
+        gain = nll(record, "as it is") - nll(record, "fine-tuned")
+        gains.setdefault(record["pair"], []).append(gain)
+    medians = np.array([np.median(each) for each in gains.values()])
+    large = medians[medians > 0.01]
+    text = efforts.GAINS["seconds"]
+    found = [float(number) for number in re.findall(r"0\.\d+", text)]
+    assert found == [
+        pytest.approx(np.median(np.concatenate([*gains.values()])), abs=1e-4),
+        pytest.approx(large.min(), abs=1e-3),
+        pytest.approx(large.max(), abs=1e-3),
+    ]
+    assert f"{len(large)} of {len(gains)} networks" in text
+    assert abs(np.delete(medians, np.flatnonzero(medians > 0.01))).max() < 0.002
+
+
+def test_effort_decides_what_is_tried(small, monkeypatch, capsys):
+    tried = []
+
+    def noted(stage):
+        def method(setting):
+            tried.append(stage)
+            return []
+
+        return (method,)
+
+    kept = methods(untrained.as_it_is, *noted("seconds"))
+    kept |= {"minutes": noted("minutes"), "trainings": noted("trainings")}
+    monkeypatch.setattr(run, "METHODS", kept)
+    small(epochs=None)
+    small(epochs=None, minutes=60)  # a limit, no wish
+    assert tried == 2 * ["seconds"]
+    tried.clear()
+    small(epochs=None, effort="minutes")
+    small(epochs=1)
+    assert tried == 2 * ["seconds", "minutes"]
+    tried.clear()
+    with pytest.raises(ValueError, match="optimizer has taken none: load the model together"):
+        small(epochs=None, effort="trainings")
+    small.model.optimizer.iterations.assign(4)
+    small(epochs=None, effort="trainings", verbose=True)
+    assert tried == ["seconds", "minutes", "trainings"]
+    assert re.search("On this machine: seconds about .* s, .*, trainings", capsys.readouterr().out)
+    small.model.optimizer.iterations.assign(0)
+
+
+@pytest.mark.once
+def test_bad_efforts(small):
+    with pytest.raises(ValueError, match="'seconds', 'minutes', 'trainings'; got 'hours'"):
+        small(effort="hours")
+    small.model.optimizer.iterations.assign(4)
+    with pytest.raises(ValueError, match="`build` must be a function .*; got 'network'"):
+        small(effort="trainings", build="network")
+
+
+@pytest.mark.once
+def test_the_next_effort_is_named(small, capsys):
+    small(verbose=True, epochs=None)
+    assert efforts.GAINS["seconds"] in capsys.readouterr().out

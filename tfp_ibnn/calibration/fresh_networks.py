@@ -1,0 +1,143 @@
+"""Networks trained as the model was, from new weights."""
+
+import random
+import time
+from collections.abc import Callable
+
+import keras
+import numpy as np
+
+from tfp_ibnn._core import keras_internals
+from tfp_ibnn.calibration.engine import copy_of_optimizer
+from tfp_ibnn.calibration.fine_tuning import Limits
+from tfp_ibnn.calibration.trials import OutOfTime, Setting
+from tfp_ibnn.conversion.copying import copy_of
+from tfp_ibnn.conversion.graph import functional_graph
+from tfp_ibnn.training.callbacks import random_state_kept
+from tfp_ibnn.weights import SWAG, WeightPosterior
+
+SNAPSHOTS = 20
+"""The largest number of weight sets that SWAG takes, in the last quarter of a training."""
+
+Build = Callable[[], keras.Model]
+"""What returns a compiled, untrained network."""
+
+
+class FreshNetworks:
+    """Networks with new weights, trained for as many epochs as the model; each is trained once.
+
+    Args:
+        setting: the model, its data, for how many epochs it was trained, and the end of the time.
+        build: returns a compiled, untrained network; None draws new weights for the layers that the
+            model has trained, and takes its optimizer from step 0.
+        seconds: what a training takes, by an estimate; later what the last one took.
+    """
+
+    def __init__(self, setting: Setting, build: Build | None, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        self._setting = setting
+        self._build = build
+        self._epochs = max(1, round(setting.model_epochs))
+        self._begun = 0
+        self._trained: list[keras.Model] = []
+        self._seconds_of_each: list[float] = []
+        steps = self._epochs * setting.training.steps
+        every = max(1, steps // 4 // SNAPSHOTS)
+        start = max(0, steps - SNAPSHOTS * every)
+        self._swag = SWAG(every, start, unit="step", rank=SNAPSHOTS)
+
+    def first(self, number: int) -> list[keras.Model]:
+        """Return the first networks; those that are not there yet are trained.
+
+        Args:
+            number: how many.
+
+        Raises:
+            ArithmeticError: if a training diverged; the next call begins another.
+            OutOfTime: if there is not enough time for all of them.
+        """
+        while len(self._trained) < number:
+            network = self.untrained()
+            callbacks = [] if self._trained else [self._swag]
+            self.train(network, *callbacks)
+            self._trained.append(copy_of(network))  # without the optimizer's variables
+            self._seconds_of_each.append(self.seconds)
+        return self._trained[:number]
+
+    def seconds_of(self, number: int) -> float:
+        """Return what the training of the first networks took, all together."""
+        return sum(self._seconds_of_each[:number])
+
+    def swag(self) -> WeightPosterior:
+        """Return SWAG's Gaussian along the last quarter of the first network's training."""
+        (network,) = self.first(1)
+        return self._swag.posterior(network)
+
+    def untrained(self) -> keras.Model:
+        """Return a compiled network with weights of its own."""
+        self._begun += 1
+        with random_state_kept():
+            random.seed(self._setting.seed + self._begun)
+            if self._build is None:
+                model = self._setting.model
+                network = _with_new_weights(model)
+                network.compile(copy_of_optimizer(model.optimizer), self._setting.loss)
+                return network
+            network = self._build()
+        if not isinstance(network, keras.Model) or not network.compiled:
+            raise ValueError(f"`build()` must return a compiled Keras model; got {network!r}.")
+        return network
+
+    def train(self, network: keras.Model, *callbacks: keras.callbacks.Callback) -> None:
+        """Train a network for as many steps as the model.
+
+        Args:
+            network: a compiled one.
+            *callbacks: Keras callbacks.
+
+        Raises:
+            ArithmeticError: if its weights become NaN or infinite.
+            OutOfTime: if there is not enough time.
+        """
+        start = time.monotonic()
+        end = self._setting.end
+        if start + self.seconds > end:
+            raise OutOfTime
+        # Each network sees the examples in an order of its own.
+        training = self._setting.training._replace(seed=self._setting.seed + self._begun)
+        with Limits(end) as limits:
+            for epoch in range(1, self._epochs + 1):
+                training.epoch(network, epoch, limits, *callbacks)
+                if limits.is_late:
+                    raise OutOfTime
+        if not all(np.isfinite(value).all() for value in network.get_weights()):
+            raise ArithmeticError("its training diverged: its weights are not finite.")
+        self.seconds = time.monotonic() - start
+
+
+def _with_new_weights(model: keras.Model) -> keras.Model:
+    """Return a copy with new weights in the layers that were trained.
+
+    Frozen layers, and what preprocessing layers have adapted to, stay.
+    """
+    network = copy_of(model)
+    graph = functional_graph(model)
+    # The alias is not compiled, as its clone would be, too.
+    clone = keras.models.clone_model(keras.Model(graph.inputs, graph.outputs))
+    renewed = _ids_of_trained_layers(network)
+    for variable, new in zip(network.weights, copy_of(clone).weights, strict=True):
+        if id(variable) in renewed:
+            variable.assign(new)
+    return network
+
+
+def _ids_of_trained_layers(network: keras.Model) -> set[int]:
+    """Return the ids of the weights of layers that train some of them, statistics included."""
+    ids: set[int] = set()
+    for layer in keras_internals.nested_layers(network):
+        inner = keras_internals.nested_layers(layer, include_self=False)
+        of_inner = {id(variable) for part in inner for variable in part.weights}
+        own = {id(variable) for variable in layer.weights} - of_inner
+        if own.intersection(id(variable) for variable in layer.trainable_variables):
+            ids |= own
+    return ids

@@ -1,0 +1,117 @@
+"""What is not trained: the model as it is, candidates of the user, MC dropout, Laplace."""
+
+import functools
+import time
+import warnings
+from collections.abc import Iterator
+
+from tfp_ibnn.calibration.engine import Engine
+from tfp_ibnn.calibration.examples import Examples, read
+from tfp_ibnn.calibration.trials import Setting, Trial, attempt, posterior_engine
+from tfp_ibnn.conversion.copying import copy_of
+from tfp_ibnn.weights import Laplace
+from tfp_ibnn.weights.features import last_weighted_layer
+
+EXAMPLES = 10_000
+"""The largest number of training examples that a posterior is fitted to."""
+FULL = 2_000
+"""The largest number of weights for which a last layer gets a full covariance."""
+MOST_WEIGHTS = 1_000_000
+"""A network of more weights is too slow for `Laplace` of all weights."""
+MOST_OUTPUTS = 100
+"""A network of more outputs is too slow for `Laplace` of all weights."""
+PRIOR_FACTORS = (1, 10, 100, 1000)
+"""Of the prior precision: that of the marginal likelihood is too low for overfitted networks."""
+
+
+def as_it_is(setting: Setting) -> Iterator[Trial]:
+    """Give the model as it is."""
+    make = functools.partial(copy_of, setting.model)
+    yield Trial("as it is", Engine(make, seed=setting.seed))
+
+
+def given(setting: Setting) -> Iterator[Trial]:
+    """Give the candidates of the user."""
+    for name, engine in setting.candidates.items():
+        yield Trial(name, engine)
+
+
+def mc_dropout(setting: Setting) -> Iterator[Trial]:
+    """Give the model with its dropout left on, if it has any."""
+    make = functools.partial(copy_of, setting.model)
+    with warnings.catch_warnings(action="ignore"):  # models without dropout
+        engine = Engine(make, setting.samples, dropout=True, seed=setting.seed)
+    if engine.samples > 1:
+        yield Trial("MC dropout", engine)
+
+
+def laplace_of_the_last_layer(setting: Setting) -> Iterator[Trial]:
+    """Give a Gaussian around the trained weights of the last layer, linearized."""
+    yield _laplace("Laplace, last layer", "last_layer", setting)
+
+
+def laplace_of_all_weights(setting: Setting) -> Iterator[Trial]:
+    """Give a Gaussian around all trained weights, linearized."""
+    yield _laplace("Laplace, all weights", "all", setting)
+
+
+def training_examples(setting: Setting) -> Examples:
+    """Return training examples, every n-th one if there are many."""
+    every = -(-setting.training.size // EXAMPLES)
+    return read(setting.training.data, setting.model, setting.output, "train", every)
+
+
+def _laplace(name: str, subset: str, setting: Setting) -> Trial:
+    make = functools.partial(_laplace_trial, setting, name, subset)
+    return attempt(name, make, setting)
+
+
+def _laplace_trial(setting: Setting, name: str, subset: str) -> Trial:
+    """Return a trial of a fitted `Laplace`, with a state for each of its prior precisions."""
+    start = time.monotonic()
+    structure = _hessian_structure(setting, subset)
+    if setting.training.has_weights:
+        raise ValueError("it takes no weights of training examples.")
+    examples = training_examples(setting)
+    with warnings.catch_warnings(action="ignore"):  # the comparison shows what they warn about
+        posterior = _fitted_laplace(setting, examples, subset, structure)
+        engine = posterior_engine(setting, posterior)
+    state = engine.read()
+    is_prior = [variable is posterior.prior_precision for variable in posterior.variables]
+    place = is_prior.index(True)
+    states = []
+    for factor in PRIOR_FACTORS:
+        changed = list(state)
+        changed[place] = factor * state[place]
+        states.append(changed)
+    return Trial(name, engine, seconds=time.monotonic() - start, states=states)
+
+
+def _hessian_structure(setting: Setting, subset: str) -> str:
+    """Return the structure of the Hessian for these weights, or raise if it would be too slow."""
+    if subset == "last_layer":
+        is_small = last_weighted_layer(setting.model).count_params() <= FULL
+        return "full" if is_small else "kron"
+    size = setting.model.count_params()
+    width = setting.output.width
+    if size > MOST_WEIGHTS or width > MOST_OUTPUTS:
+        raise ValueError(
+            f"it is for at most {MOST_WEIGHTS:,} weights and {MOST_OUTPUTS} outputs; "
+            f"got {size:,} and {width}."
+        )
+    return "kron"
+
+
+def _fitted_laplace(setting: Setting, examples: Examples, subset: str, structure: str) -> Laplace:
+    posterior = Laplace(
+        copy_of(setting.model),
+        subset,
+        structure,
+        # The larger prior precisions are compared as states.
+        prior_precision="marglik",
+        # A temperature below 1 makes up for the examples that are not used.
+        temperature=len(examples.y) / setting.training.size,
+        **setting.output.head,
+    )
+    posterior.fit(examples.x, examples.y, verbose=0)
+    return posterior

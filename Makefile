@@ -23,6 +23,7 @@ ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 TF_NUM_INTRAOP_THREADS=1 
 PARALLEL := -n 2 --dist worksteal
 # Tests compile much and compute little: do not optimise, and share what is compiled.
 UNOPTIMISED := XLA_FLAGS=--xla_backend_optimization_level=0
+UNOPTIMISED_JAX := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
 SHARED := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/$(VENV_JAX)/compiled \
 	JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 
@@ -58,7 +59,7 @@ coverage: $(TF) ## The same, and which lines it reaches (a third slower)
 	$(MAKE) test ARGS="--cov --cov-fail-under=90 $(ARGS)"
 
 test-jax: $(JAX) ## Test on JAX, but for what need not be shown twice
-	KERAS_BACKEND=jax $(QUIET) $(ONE_THREAD) $(UNOPTIMISED) $(SHARED) $(VENV_JAX)/bin/python -m pytest \
+	KERAS_BACKEND=jax $(QUIET) $(ONE_THREAD) $(UNOPTIMISED_JAX) $(SHARED) $(VENV_JAX)/bin/python -m pytest \
 		tests $(PARALLEL) -m "not slow and not smoke and not install and not once" $(ARGS)
 
 test-gpu: $(ACTIVE)/.installed ## Test on a GPU what depends on one; KERAS_BACKEND=jax for JAX

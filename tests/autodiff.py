@@ -1,5 +1,7 @@
 """What the tests need and Keras does not offer: derivatives and compilation, on both backends."""
 
+import functools
+
 import keras
 import numpy as np
 from keras import ops
@@ -10,6 +12,7 @@ __all__ = [
     "gradient",
     "jacobian",
     "jit",
+    "keep_contexts",
     "keep_kernels",
     "optimise_no_graphs",
     "quick",
@@ -30,6 +33,9 @@ if keras.backend.backend() == "tensorflow":
         options, iterate = tf.data.Options(), tf.data.Dataset.__iter__
         options.autotune.enabled = False
         tf.data.Dataset.__iter__ = lambda self: iterate(self.with_options(options))
+
+    def keep_contexts():
+        """Leave all as it is: TensorFlow writes its programs without MLIR."""
 
     def keep_kernels():
         """Let a new seed delete no kernels, which would be made anew in each test.
@@ -96,6 +102,7 @@ if keras.backend.backend() == "tensorflow":
 
 else:
     import jax
+    from jax._src.interpreters import mlir
 
     def enable_float64():
         """Let float64 arrays be float64; float32 arrays stay as they are."""
@@ -103,6 +110,10 @@ else:
 
     def end_datasets_at_once():
         """Leave all as it is: JAX has no datasets of its own."""
+
+    def keep_contexts():
+        """Let all programs share one context of MLIR, which takes longer to make than most do."""
+        mlir.make_ir_context = functools.cache(mlir.make_ir_context)
 
     def keep_kernels():
         """Leave all as it is: a seed deletes nothing of JAX's."""

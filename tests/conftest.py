@@ -3,6 +3,9 @@ from pathlib import Path
 
 import pytest
 
+# Imports and tracing make many objects that stay: `collected` looks for garbage, between tests.
+gc.set_threshold(100_000)
+
 # Folders and modules whose tests say something about the device they run on.
 OF_A_DEVICE = (
     "data/test_augmentation.py",
@@ -85,6 +88,7 @@ def pytest_sessionstart(session):
     # in float32 stays in float32.
     autodiff.enable_float64()
     autodiff.end_datasets_at_once()
+    autodiff.keep_contexts()
     autodiff.keep_kernels()
     autodiff.optimise_no_graphs()
 
@@ -143,14 +147,15 @@ def fixed_seed():
 
 @pytest.fixture(autouse=True)
 def collected():
-    """Collect what each test leaves behind, at once, and pass by all that was there before.
+    """Collect what tests leave behind, once it is much, and pass by what was there before.
 
     The older one of TensorFlow's data iterators is, the longer it takes to be deleted, up to a
     minute; a training that ends amid an epoch leaves one.
     """
-    gc.freeze()
     yield
-    gc.collect()
+    if gc.get_count()[0] > 2_000:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tests.flows.tools import close, draws, jacobian, numpy
+from tests import autodiff
+from tests.flows.tools import close, draws, forward, jacobian, numpy
 from tests.registry import FLOWS, IMAGE_FLOWS, make_flow, perturb, tolerance
 
 CHANNELS, SHAPE = 3, (4, 4, 1)
@@ -47,16 +48,22 @@ def test_it_is_a_bijector_as_probability_defines_it(float64, name):
 @every_flow
 def test_log_dets_of_larger_events_are_sums(float64, name):
     flow, event = made(name)
-    x, ndims = draws((2, 3, *event)), len(event)
-    each = np.broadcast_to(numpy(flow.bijector().forward_log_det_jacobian(x, ndims)), (2, 3))
-    for more in (1, 2):
-        axes = tuple(range(2 - more, 2))
-        for way, sign in (("forward", 1), ("inverse", -1)):
-            at = x if way == "forward" else numpy(flow.bijector().forward(x)).copy()
-            log_det = getattr(flow.bijector(), f"{way}_log_det_jacobian")(at, ndims + more)
-            found = np.broadcast_to(numpy(log_det), x.shape[: 2 - more])
-            close(sign * found, each.sum(axis=axes), tolerance(name, 1e-8))
-            assert not numpy(log_det).shape or more == 1
+    x = draws((2, 3, *event))
+
+    def log_dets(way, at):
+        def of_all_sizes(v):
+            method = f"{way}_log_det_jacobian"
+            return [getattr(flow.bijector(), method)(v, len(event) + more) for more in range(3)]
+
+        return autodiff.quick(of_all_sizes, flow.weights)(ops.convert_to_tensor(at))
+
+    forth, back = log_dets("forward", x), log_dets("inverse", forward(flow, x))
+    each = np.broadcast_to(numpy(forth[0]), (2, 3))
+    for more in range(3):
+        expected = each.sum(axis=tuple(range(2 - more, 2)))
+        for found, sign in ((numpy(forth[more]), 1), (numpy(back[more]), -1)):
+            close(sign * np.broadcast_to(found, expected.shape), expected, tolerance(name, 1e-8))
+            assert not found.shape or more < 2
 
 
 @pytest.mark.parametrize("name", ["affine", "actnorm", "stack", "squeeze", "multi-scale"])

@@ -21,6 +21,7 @@ from tests.registry import (
 from tfp_ibnn import flows
 
 SIZE = 2  # of the conditions
+ROWS = 10  # in most tests, since JAX compiles each operation anew for another shape
 
 every_flow = pytest.mark.parametrize("name", FLOW_NAMES)
 KINDS = [name for name in FLOWS if name not in VARIANTS]
@@ -66,7 +67,7 @@ def test_start_is_the_unconditional_flow_for_any_condition(float64, name):
         own.pop(weight.path.split("/", 1)[1]).assign(weight.value)
     assert own  # the linear maps
     assert all(path.endswith("_of_condition") for path in own)
-    x, condition = draws((4, 3)), 100 * conditions(4)
+    x, condition = draws((ROWS, 3)), 100 * conditions(ROWS)
     close(forward(flow, x, condition), forward(plain, x), 1e-12)
     close(inverse(flow, x, condition), inverse(plain, x), 1e-12)
     close(log_det(flow, x, condition=condition), log_det(plain, x), 1e-12)
@@ -74,7 +75,7 @@ def test_start_is_the_unconditional_flow_for_any_condition(float64, name):
 
 @every_size
 def test_log_dets_are_those_of_the_autodiff_jacobians(float64, name, channels):
-    flow, x, condition = make(name, channels, seed=2), draws((4, channels)), conditions(4)
+    flow, x, condition = make(name, channels, seed=2), draws((ROWS, channels)), conditions(ROWS)
     for direction in ("forward", "inverse"):
         expected = np.linalg.slogdet(jacobian(flow, x, direction, condition))[1]
         close(log_det(flow, x, direction, condition), expected, tolerance(name, 1e-9))
@@ -82,7 +83,7 @@ def test_log_dets_are_those_of_the_autodiff_jacobians(float64, name, channels):
 
 @every_size
 def test_inverse_undoes_forward_and_forward_undoes_inverse(float64, name, channels):
-    flow, x, condition = make(name, channels, seed=2), draws((10, channels)), conditions(10)
+    flow, x, condition = make(name, channels, seed=2), draws((ROWS, channels)), conditions(ROWS)
     back = inverse(flow, forward(flow, x, condition), condition)
     close(back, x, tolerance(name, 1e-8))
     close(forward(flow, inverse(flow, x, condition), condition), x, tolerance(name, 1e-8))
@@ -90,13 +91,13 @@ def test_inverse_undoes_forward_and_forward_undoes_inverse(float64, name, channe
 
 @every_size
 def test_every_output_depends_on_the_condition_of_its_own_row(float64, name, channels):
-    flow, x, condition = make(name, channels, seed=2), draws((4, channels)), conditions(4)
+    flow, x, condition = make(name, channels, seed=2), draws((ROWS, channels)), conditions(ROWS)
     other = condition.copy()
     other[1] += 1
     for function in (forward, inverse, log_det):
         before, after = (function(flow, x, condition=c) for c in (condition, other))
-        change = np.abs(after - before).reshape(4, -1)
-        close(change[[0, 2, 3]], 0, 1e-12)
+        change = np.abs(after - before).reshape(ROWS, -1)
+        close(np.delete(change, 1, axis=0), 0, 1e-12)
         if function is not log_det or name not in VOLUME_PRESERVING:
             assert np.max(change[1]) > 1e-3, function.__name__
     # Each channel by itself, but for those that a coupling keeps.

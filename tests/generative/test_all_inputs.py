@@ -22,6 +22,12 @@ def batches(*batch):
     return (batch for _ in range(3))
 
 
+@pytest.fixture(scope="module")
+def models():
+    keras.utils.set_random_seed(0)
+    return density(COUPLINGS), conditional(), autoencoder()
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -46,8 +52,7 @@ def batches(*batch):
         (lambda d, c, v: v.interpolate(BITS[:1], BITS[:5]), "has 1 examples, `last` 5"),
     ],
 )
-def test_bad_arrays_are_named_and_leave_the_model_as_it_was(call, message):
-    models = density(COUPLINGS), conditional(), autoencoder()
+def test_bad_arrays_are_named_and_leave_the_model_as_it_was(models, call, message):
     before = [model.get_weights() for model in models]
     with pytest.raises(ValueError, match=message):
         call(*models)

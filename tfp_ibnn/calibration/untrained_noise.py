@@ -10,7 +10,8 @@ import numpy as np
 from tfp_ibnn._core import constraints
 from tfp_ibnn.calibration.engine import Engine, State
 from tfp_ibnn.calibration.trials import Setting, Trial
-from tfp_ibnn.conversion.convert import copy_of, to_stochastic
+from tfp_ibnn.conversion.convert import to_stochastic
+from tfp_ibnn.conversion.copying import copy_of
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.posteriors import NormalAffine
 from tfp_ibnn.prediction.batch_norm import BATCH_SIZE, BatchStatistics, batch_norms

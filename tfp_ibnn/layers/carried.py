@@ -53,7 +53,9 @@ def settings(layer: keras.layers.Layer) -> dict[str, Any]:
 def _is_setting(value: Any) -> bool:
     """Whether a value is a number or a text, or holds nothing else but None."""
     if isinstance(value, (dict, list, tuple)):
-        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        parts = list(value)
+        if isinstance(value, dict):
+            parts += value.values()
         return all(part is None or _is_setting(part) for part in parts)
     return isinstance(value, (bool, int, float, str))
 
@@ -69,7 +71,9 @@ def _plain(value: Any) -> Any:
 
 def arguments(layer: keras.layers.Layer) -> Collection[str]:
     """Return the names of what the constructor of a layer takes."""
-    return inspect.signature(type(layer).__init__).parameters
+    constructor = type(layer).__init__
+    signature = inspect.signature(constructor)
+    return signature.parameters
 
 
 @functools.cache

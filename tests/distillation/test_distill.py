@@ -83,7 +83,7 @@ def test_distilling_leaves_the_teacher_as_it_is():
 def test_a_teacher_that_is_a_dirichlet_is_recovered(loss):
     """Each of three inputs has class probabilities from a Dirichlet of its own."""
     concentrations = np.array([[2.0, 3.0, 5.0], [0.5, 0.5, 4.0], [60.0, 20.0, 20.0]])
-    p = np.stack([RNG.dirichlet(row, 2000) for row in concentrations], axis=1)
+    p = np.stack([RNG.dirichlet(row, 400) for row in concentrations], axis=1)
     rows = keras.Sequential([keras.Input((4,)), layers.Dense(3, "softmax", use_bias=False)])
     unused = np.zeros((1, 3))
     sets = [[np.float32(np.concatenate([np.log(draw), unused]))] for draw in p]

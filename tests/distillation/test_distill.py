@@ -107,7 +107,9 @@ def test_a_teacher_that_is_a_dirichlet_is_recovered(loss):
     np.testing.assert_allclose(np.exp(outputs), concentrations, rtol=0.25)
     found, expected = (model.predict(x, verbose=0) for model in (student, mc))
     for name in ("mean", "entropy", "aleatoric", "epistemic"):
-        np.testing.assert_allclose(found[name], expected[name], rtol=0.1)
+        # The likelihood fits the logarithms of probabilities, not these.
+        tolerance = {"moments": 0.1, "likelihood": 0.25}[loss]
+        np.testing.assert_allclose(found[name], expected[name], rtol=tolerance)
     np.testing.assert_allclose(found["variance"], expected["variance"], rtol=0.25)
 
 

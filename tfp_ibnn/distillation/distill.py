@@ -204,9 +204,7 @@ def _train(
     with keras_internals.values_kept([*lessons.variables, *lessons.optimizer.variables]):
         for epoch in range(epochs):
             if time.monotonic() > end:
-                say(
-                    f"`minutes` ended the distillation: epoch {epoch + 1} of {epochs} is not begun."
-                )
+                say(f"`minutes` ended the training after {epoch} of {epochs} epochs.")
                 break
             if is_default:
                 optimizer.learning_rate = _RATE * (1 + math.cos(math.pi * epoch / epochs)) / 2

@@ -50,6 +50,7 @@ class StoredTransfer:
         self.count = -(-examples.size // batch_size)
 
     def epoch(self, number: int) -> Iterator[Lesson]:
+        """Yield the lessons of an epoch, in an order of its own."""
         examples = self._examples
         for index in _shuffled(examples.size, self._batch_size, self._seed, number):
             prediction = {name: part[index] for name, part in self._predictions.items()}
@@ -82,6 +83,7 @@ class LiveTransfer:
             self.count, _ = dataset_batches(data, "data")
 
     def epoch(self, number: int) -> Iterator[Lesson]:
+        """Yield the lessons of an epoch, with new draws."""
         for x in self._inputs(number):
             if self._augment is not None:
                 x = self._augment(x, training=True)

@@ -63,7 +63,8 @@ class Dirichlet(SecondOrder, Categorical):
         dtype = checks.full_precision(first.dtype)
         log_softmax = keras.layers.Activation("log_softmax", dtype=dtype)
         add = keras.layers.Add(dtype=dtype)
-        return add([log_softmax(first), second])
+        # In this order: Keras takes a second term (K, 1) for a bias where a batch has K examples.
+        return add([second, log_softmax(first)])
 
     def start(self, teacher: dict[str, Tensor]) -> Tensor:
         mean = teacher["mean"]

@@ -210,6 +210,22 @@ def test_masks_and_weights(tmp_path):
     np.testing.assert_allclose(loaded(x)["mean"], mc(x)["mean"], atol=1e-6)
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow writes SavedModels")
+@pytest.mark.parametrize("link_approx", ["mc", "probit"])
+def test_exports_take_images_of_any_size(link_approx, tmp_path, monkeypatch):
+    import tensorflow as tf
+
+    monkeypatch.setattr("tfp_ibnn.weights.laplace.samplers.ROWS", 32)
+    model, _, x, y, _ = data_of("pointwise")
+    la = ibnn.Laplace(model, link_approx=link_approx, prior_precision=1.0).fit(x, y, verbose=0)
+    mc = ibnn.MonteCarlo(la, samples=3, seed=0)
+    ibnn.export(mc, tmp_path / "1")
+    served = tf.saved_model.load(str(tmp_path / "1")).signatures["serve"]
+    for part in (x, x[:2, :3, :2]):
+        found = served(inputs=tf.constant(part))["mean"]
+        np.testing.assert_allclose(found, mc(part)["mean"], atol=1e-6)
+
+
 @pytest.mark.once
 def test_a_sample_stands_for_all_positions(monkeypatch):
     model, _, x, y, _ = data_of("pointwise")

@@ -38,10 +38,12 @@ def reduced(scores: Tensor, mask: Any, reduction: str | None) -> Tensor:
     if reduction == "max":
         counted = ops.where(counts > 0, scores, float("-inf"))
         return ops.max(counted, axis=axes)
-    total = ops.sum(ops.where(counts > 0, scores, 0.0), axis=axes)
+    counted = ops.where(counts > 0, scores, 0.0)
+    total = ops.sum(counted, axis=axes)
     if reduction == "pooled":
         return total
-    return total / ops.maximum(ops.sum(counts, axis=axes), 1)
+    count = ops.sum(counts, axis=axes)
+    return total / ops.maximum(count, 1)
 
 
 def rows_of_features(features: np.ndarray, labels: Any, weight: Any) -> tuple[np.ndarray, ...]:

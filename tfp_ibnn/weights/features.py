@@ -168,9 +168,11 @@ class LastLayer(LogitNetwork):
         if None not in known:
             return known
         if len(known) == len(sizes):
-            return tuple(size if k is None else k for k, size in zip(known, sizes, strict=True))
+            pairs = zip(known, sizes, strict=True)
+            return tuple(size if k is None else k for k, size in pairs)
         rest = math.prod(k for k in known if k is not None)
-        return tuple(math.prod(sizes) // rest if k is None else k for k in known)
+        missing = math.prod(sizes) // rest
+        return tuple(missing if k is None else k for k in known)
 
 
 def at_each_step(layer: Any) -> Any:

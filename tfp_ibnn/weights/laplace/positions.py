@@ -129,7 +129,8 @@ def head_of(posterior: Any) -> tuple[keras.Model, Likelihood]:
         end = likelihood.layer
         head.add(type(end).from_config(end.get_config()))
     kernel, *bias = [ops.convert_to_numpy(v) for v in block.variables]
-    dense.set_weights([kernel.reshape(inputs, block.outputs), *bias])
+    matrix = kernel.reshape(inputs, block.outputs)
+    dense.set_weights([matrix, *bias])
     return head, likelihood
 
 
@@ -175,7 +176,8 @@ def rows_of(
         weight = weight_of_positions(batch.weight, mask, positions)
         weight = weight.reshape(-1)
         rows = network.wide(rows)
-        rows = rows.reshape(weight.size, rows.shape[-1])
+        width = rows.shape[-1]
+        rows = rows.reshape(weight.size, width)
         labels = rows_of_labels(batch.y, positions)
         counts = weight > 0
         sample.add((rows[counts], labels[counts], weight[counts]))

@@ -511,19 +511,20 @@ def test_what_does_not_take_a_subclass_names_what_does():
 @pytest.mark.once
 def test_what_does_not_take_outputs_at_positions_names_what_does():
     x, y = np.ones((6, 4, 4, 1), "float32"), np.arange(96).reshape(6, 4, 4) % 2
-    model = keras.Sequential([keras.Input((4, 4, 1)), layers.Conv2D(2, 3, padding="same")])
+    upsampled = layers.Conv2DTranspose(2, 3, padding="same")
+    model = keras.Sequential([keras.Input((4, 4, 1)), upsampled])
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     for refused in (
         ibnn.Laplace,
+        lambda m: ibnn.Laplace(m, "all"),
         lambda m: ibnn.GaussianVI(m).fit(x, y, verbose=0),
         lambda m: ibnn.calibrate(m, (x, y), (x, y)),
     ):
         with pytest.raises(ValueError, match="got .*4, 4, 2.*take ibnn.TemperatureScaling"):
             refused(model)
-    with pytest.raises(ValueError, match="it predicts .6, 4, 4, 2.*ibnn.TemperatureScaling"):
-        ibnn.Conformal(model).fit(x, y)
+    pooled = ibnn.OODDetector(model, "mahalanobis", reduction="pooled")
     with pytest.raises(ValueError, match=r"`y` has the shape \(6, 4, 4\), one at each position"):
-        ibnn.OODDetector(model, "mahalanobis").fit(x, y)
+        pooled.fit(x, y)
     with pytest.raises(
         ValueError, match="Dense layer at the end.*'mahalanobis' or 'knn'.*'entropy'"
     ):

@@ -9,7 +9,9 @@ from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_softmax, softmax
 
 import tfp_ibnn as ibnn
+from tfp_ibnn.data.positions import PositionSample
 from tfp_ibnn.likelihoods import temperature as module
+from tfp_ibnn.prediction import scaling
 
 pytestmark = pytest.mark.once
 
@@ -99,6 +101,35 @@ def test_weights_labels_and_positions():
     )
     dense.fit(LOGITS.reshape(30, 4, 3), LABELS.reshape(30, 4), weights.reshape(30, 4))
     assert float(dense.temperature) == pytest.approx(expected, rel=1e-5)
+
+
+def test_positions_are_sampled_without_those_that_do_not_count(monkeypatch):
+    """Masked steps and those of weight 0 may hold any label; all others are as likely."""
+    masked = keras.Sequential([keras.Input((4, 3)), layers.Masking(), layers.Identity()])
+    x, y, weights = LOGITS.reshape(30, 4, 3).copy(), LABELS.reshape(30, 4).copy(), WEIGHTS.copy()
+    weights = weights.reshape(30, 4)
+    counts = np.ones((30, 4), bool)
+    counts[:, 3] = counts[::2, 1] = False
+    x[:, 3], y[~counts] = 0, 99
+    weights[::2, 1] = 0
+    rows = counts.ravel()
+    expected = best(LOGITS[rows], LABELS[rows], WEIGHTS[rows])
+    found = ibnn.TemperatureScaling(masked, from_logits=True).fit(x, y, weights, batch_size=7)
+    assert float(found.temperature) == pytest.approx(expected, rel=1e-5)
+    found = ibnn.TemperatureScaling(masked, from_logits=True).fit(iter([(x, y, weights)]))
+    assert float(found.temperature) == pytest.approx(expected, rel=1e-5)
+    temperatures = []
+    for seed in range(20):
+        sample = PositionSample(40, seed)
+        monkeypatch.setattr(scaling, "PositionSample", lambda sample=sample: sample)
+        fitted = ibnn.TemperatureScaling(masked, from_logits=True).fit(x, y, weights)
+        assert len(sample.rows()[0]) == 40
+        temperatures.append(float(fitted.temperature))
+    assert np.ptp(temperatures) > 0.01
+    assert np.median(temperatures) == pytest.approx(expected, rel=0.15)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="at least one position that counts"):
+        ibnn.TemperatureScaling(masked, from_logits=True).fit(x, y, 0 * weights)
 
 
 def test_classifier_stays_as_it_is():

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from tfp_ibnn._core import checks
-from tfp_ibnn.data.datasets import dataset_batches, progress_bar
+from tfp_ibnn.data.datasets import dataset_batches, is_dataset, progress_bar
 
 
 class Examples(NamedTuple):
@@ -117,6 +117,31 @@ def unpacked(data: Any, name: str, verbose: Any = 0) -> Iterator[Examples]:
         raise ValueError(f"`{name}` must hold at least one example; got none.")
 
 
+def some_at_a_time(
+    x: Any, y: Any, weight: Any, batch_size: int | None, verbose: Any = 0
+) -> Iterator[Examples]:
+    """Yield the batches of arrays, or of a dataset as they are.
+
+    Args:
+        x: inputs, or a dataset that ends.
+        y: targets of arrays, or None.
+        weight: weights of arrays, or None.
+        batch_size: of arrays; None is Keras's 32.
+        verbose: 1 shows progress with a dataset, 0 nothing.
+
+    Raises:
+        ValueError: for `y` or `weight` beside a dataset.
+    """
+    if not is_dataset(x):
+        size = 32 if batch_size is None else batch_size
+        examples = Examples.of((x, y, weight), "x")
+        yield from examples.batches(size)
+        return
+    if y is not None or weight is not None:
+        raise ValueError("`y` and `sample_weight` must come from `x`, a dataset: omit them.")
+    yield from unpacked(x, "x", verbose)
+
+
 def labelled_batches(
     x: Any, y: Any, batch_size: int, verbose: Any = 0, once: bool = True
 ) -> Iterator[tuple[Any, np.ndarray]]:
@@ -132,22 +157,48 @@ def labelled_batches(
     Raises:
         ValueError: for NaN or infinity in the inputs, and if there are no examples.
     """
+    for batch in labelled_examples(x, y, None, batch_size, verbose, once):
+        if batch.weight is not None:
+            raise ValueError("A dataset must give (x, y); got 3 parts.")
+        yield batch.x, batch.y
+
+
+def labelled_examples(
+    x: Any, y: Any, weight: Any, batch_size: int, verbose: Any = 0, once: bool = True
+) -> Iterator[Examples]:
+    """Yield the same with their weights, if there are weights.
+
+    Args:
+        x: inputs; or, if y is None, a dataset of batches (x, y) or (x, y, weight) that ends.
+        y: targets of arrays.
+        weight: how often each example, or each of its positions, counts, for arrays; or None.
+        batch_size: for arrays.
+        verbose: 1 shows progress, 0 nothing.
+        once: whether a dataset is read only once, so that a generator will do.
+
+    Raises:
+        ValueError: for NaN or infinity in the inputs, weights that are negative or not finite, and
+            if there are no examples.
+    """
     if y is not None:
         size = checks.positive_integer("batch_size", batch_size)
-        examples = Examples.of((x, y), "x")
+        examples = Examples.of((x, y, weight), "x")
         _check_lengths(examples)
         count = -(-len(examples.y) // size)
         batches = examples.batches(size)
     else:
+        if weight is not None:
+            raise ValueError("`sample_weight` must come from `x`, a dataset: omit it.")
         count, datasets = dataset_batches(x, "x", once)
-        batches = map(_pair, datasets)
+        batches = map(_labelled, datasets)
     bar = progress_bar(count, verbose)
     number = 0
     for number, batch in enumerate(batches, start=1):
         if not len(batch.y):
             continue
         batch.check_finite()
-        yield batch.x, batch.y
+        _check_weight(batch.weight)
+        yield batch
         bar.update(number)
     if not number:
         raise ValueError("There are no examples.")
@@ -179,19 +230,29 @@ def check_finite(values: np.ndarray, what: str) -> None:
         )
 
 
-def _pair(batch: Any) -> Examples:
-    if len(batch) != 2:
+def _labelled(batch: Any) -> Examples:
+    if len(batch) not in (2, 3):
         raise ValueError(f"A dataset must give (x, y); got {len(batch)} parts.")
-    pair = tuple(batch)
-    inputs, targets = keras.tree.map_structure(as_array, pair)
-    return Examples(inputs, targets)
+    parts = tuple(batch)
+    return Examples(*keras.tree.map_structure(as_array, parts))
 
 
 def _check_lengths(examples: Examples) -> None:
     arrays = keras.tree.flatten((examples.x, examples.y))
+    if examples.weight is not None:
+        arrays.append(examples.weight)
     lengths = {len(array) for array in arrays}
     if len(lengths) != 1:
         raise ValueError(f"`x` and `y` must have as many examples; got {sorted(lengths)}.")
+
+
+def _check_weight(weight: np.ndarray | None) -> None:
+    if weight is None:
+        return
+    is_good = np.isfinite(weight) & (weight >= 0)
+    if not is_good.all():
+        worst = weight[~is_good].flat[0]
+        raise ValueError(f"`sample_weight` must be finite, and 0 or above; got {worst}.")
 
 
 def _array_or_none(values: Any) -> np.ndarray | None:

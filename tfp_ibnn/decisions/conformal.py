@@ -1,6 +1,5 @@
 """Conformal prediction: sets and intervals that hold the truth with a chosen probability."""
 
-import math
 from typing import Any
 
 import keras
@@ -12,28 +11,30 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.data.datasets import is_dataset
 from tfp_ibnn.data.examples import unpacked
-from tfp_ibnn.decisions.class_scores import ClassScores
-from tfp_ibnn.decisions.fitted import Fitted
+from tfp_ibnn.decisions.fitted import Fitted, has_positions
 from tfp_ibnn.decisions.groups import group_ids, places_of_groups
 from tfp_ibnn.decisions.hashing import uniform, uniform_of_arrays
-from tfp_ibnn.likelihoods import Labels
-from tfp_ibnn.likelihoods.categorical import classes
-from tfp_ibnn.likelihoods.numbers import finite_numbers
-from tfp_ibnn.metrics.detection import finite_vector
-
-# How far a number may be from the same example's in another batch, another graph or a file, by its
-# size. Scores this close count as ties.
-_SAME_NUMBER = 4 * float(np.finfo("float32").eps)
-_ROUNDING = 1e-9  # of a product of `coverage`
+from tfp_ibnn.decisions.images import OfImages
+from tfp_ibnn.decisions.limits import Limited
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class Conformal(Fitted):
+class Conformal(OfImages, Limited, Fitted):
     """Sets of classes, or intervals, that hold the truth with probability `coverage` or more.
 
     The probability is over calibration sets and new examples, which must be exchangeable; the model
     may be wrong. The threshold q is the ceil((n + 1) coverage)-th smallest of n scores. What ties
     with q is in, and all rounding is outward: ties can only raise the coverage.
+
+    Outputs with positions (N, ..., K), such as pixels or time steps, have a set or interval each.
+    The pixels of an image are not exchangeable with those of others, so n is the number of images,
+    which count equally, and `per` says what is promised:
+
+    - "pixel": of a new image, the share of pixels that are covered is `coverage` or more in the
+      mean. q is the smallest number for which the shares of pixels above it, summed over the
+      images, are at most (n + 1) (1 - coverage) - 1: conformal risk control (2208.02814).
+    - "image": with probability `coverage` or more, at least the `share` of a new image's pixels is
+      covered. An image's score is the smallest threshold that covers this share.
 
     - "lac": 1 - p_y. A set holds the classes with 1 - p <= q: the smallest sets (arXiv 1609.00451).
     - "aps": the sum of the probabilities from the largest down to p_y. A set holds the classes down
@@ -55,6 +56,8 @@ class Conformal(Fitted):
             many are identical, coverage is above `coverage`, as it is without u.
         k: of "raps", the number of classes without a penalty.
         penalty: of "raps".
+        per: what is covered, "pixel" or "image", for outputs with positions; see above.
+        share: of an image's pixels, between 0 and 1, for `per="image"`.
         **kwargs: those of `keras.Model`.
 
     Example:
@@ -76,6 +79,8 @@ class Conformal(Fitted):
         randomized: int | None = None,
         k: int = 1,
         penalty: float = 0.1,
+        per: str = "pixel",
+        share: float = 0.9,
         **kwargs: Any,
     ) -> None:
         coverage = checks.probability("coverage", coverage)
@@ -93,6 +98,9 @@ class Conformal(Fitted):
         self.randomized = self._checked_seed(randomized)
         self.k = checks.whole("k", k)
         self.penalty = checks.non_negative("penalty", penalty)
+        self.per = checks.one_of("per", per, ("pixel", "image"))
+        self.share = checks.probability("share", share)
+        self._has_positions = has_positions(self.inner)
         self._group_ids: np.ndarray | None = None
 
     def _checked_seed(self, randomized: Any) -> int | None:
@@ -100,19 +108,25 @@ class Conformal(Fitted):
             return None
         if self.method not in ("aps", "raps"):
             raise ValueError(f"`randomized` is for 'aps' and 'raps'; `method` is {self.method!r}.")
+        if has_positions(self.inner):
+            raise ValueError("`randomized` is for outputs without positions: leave it out.")
         if isinstance(randomized, bool):
             raise ValueError(f"`randomized` must be None or a seed, such as 0; got {randomized}.")
         return checks.whole("randomized", randomized)
 
-    def fit(self, x: Any, y: Any = None, groups: Any = None, **options: Any) -> "Conformal":
+    def fit(
+        self, x: Any, y: Any = None, groups: Any = None, sample_weight: Any = None, **options: Any
+    ) -> "Conformal":
         """Calibrate with examples that the model was not trained on, and return the object.
 
         Args:
             x: inputs; or a dataset of batches (x, y), read once: a `tf.data.Dataset`, a `PyDataset`
                 or a generator.
-            y: classes or numbers, for arrays.
+            y: classes or numbers, (N,) or, at positions, (N, ...), for arrays.
             groups: any whole numbers (N,), for arrays. They give each group a threshold, so that
                 each is covered; `predict` and `evaluate` then take them too.
+            sample_weight: how much each position counts in its image, (N, ...), for arrays; a
+                dataset gives it as the third part of a batch. 0 leaves it out, as a mask does.
             **options: of Keras's `predict`, such as `batch_size` or `verbose` (0); of datasets
                 `verbose` alone.
 
@@ -123,16 +137,24 @@ class Conformal(Fitted):
             ValueError: if there are too few examples for the coverage, of a class or group too if
                 they are covered separately.
         """
+        if self._has_positions:
+            limits, ids = self.fit_images(x, y, groups, sample_weight, options)
+        else:
+            _check_no_weight(sample_weight)
+            limits, ids = self._fit_examples(x, y, groups, options)
+        self.keep({"limits": _rounded_up(limits)})
+        self._group_ids = ids
+        return self
+
+    def _fit_examples(
+        self, x: Any, y: Any, groups: Any, options: dict[str, Any]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return thresholds (groups, columns), and the ids of the groups."""
         parts, y = self._run_labelled(x, y, groups, options)
         y = self._targets(parts, y)
         groups = group_ids(groups, len(y))
         ids, places = np.unique(groups, return_inverse=True)
-        if self._is_set:
-            scores = parts["score"][np.arange(len(y)), y]
-        else:
-            below = parts["low"] - y
-            above = y - parts["high"]
-            scores = np.maximum(below, above) / parts["scale"]
+        scores = self._scores(parts, y)
         columns = 1
         cells = places
         if self.by is not None:
@@ -140,10 +162,7 @@ class Conformal(Fitted):
             cells = places * columns + y
         by_cell = _split(scores, cells, len(ids) * columns)
         limits = [self._threshold(scores) for scores in by_cell]
-        limits = np.reshape(limits, (-1, columns))
-        self.keep({"limits": _rounded_up(limits)})
-        self._group_ids = ids
-        return self
+        return np.reshape(limits, (-1, columns)), ids
 
     def predict(self, x: Any, groups: Any = None, **options: Any) -> np.ndarray:
         """Return sets of classes or intervals.
@@ -154,8 +173,11 @@ class Conformal(Fitted):
             **options: of Keras's `predict`, such as `batch_size` or `verbose` (0).
 
         Returns:
-            Sets, booleans (N, classes), or intervals (N, 2), the lower end first.
+            Sets, booleans (N, classes), or intervals (N, 2), the lower end first; at positions
+            (N, ..., classes) or (N, ..., 2).
         """
+        if self._has_positions:
+            return self.predict_images(x, groups, options)
         if self.randomized is not None and is_dataset(x):
             parts, _ = self._run_batches(x, options)
         else:
@@ -163,7 +185,7 @@ class Conformal(Fitted):
         return self._by_groups(parts, groups)
 
     def evaluate(
-        self, x: Any, y: Any = None, groups: Any = None, **options: Any
+        self, x: Any, y: Any = None, groups: Any = None, sample_weight: Any = None, **options: Any
     ) -> dict[str, float]:
         """Return how often sets or intervals hold the truth, and their mean size.
 
@@ -171,25 +193,28 @@ class Conformal(Fitted):
             x: inputs; or a dataset of batches (x, y), as for `fit`.
             y: classes or numbers, for arrays.
             groups: whole numbers (N,), if `fit` was given some.
+            sample_weight: as for `fit`.
             **options: of Keras's `predict`, such as `batch_size` or `verbose` (0).
 
         Returns:
             A dict with these keys:
 
-            - "coverage": the share of examples whose set or interval holds the truth;
-            - "lower" and "upper": the exact 95 % interval (Clopper-Pearson) of the coverage;
+            - "coverage": the share of examples whose set or interval holds the truth; at positions,
+              one of the next two, as `per` says;
+            - "pixel_coverage" and "image_coverage", at positions only: the mean over images of the
+              share of pixels that are covered, and the share of images of which at least the
+              `share` is;
+            - "lower" and "upper": the 95 % interval of the coverage, exact (Clopper-Pearson), or,
+              of pixels, by the normal approximation for the mean of images;
             - "size": the mean number of classes in a set, or length of an interval.
         """
+        if self._has_positions:
+            return self.evaluate_images(x, y, groups, sample_weight, options)
+        _check_no_weight(sample_weight)
         parts, y = self._run_labelled(x, y, groups, options)
         y = self._targets(parts, y)
         answer = self._by_groups(parts, groups)
-        if self._is_set:
-            is_covered = answer[np.arange(len(y)), y]
-            sizes = answer.sum(axis=1)
-        else:
-            low, high = answer.T
-            is_covered = (low <= y) & (y <= high)
-            sizes = np.maximum(high - low, 0)
+        is_covered, sizes = self._judged(answer, y)
         covered = int(is_covered.sum())
         lower, upper = binomtest(covered, len(y)).proportion_ci()
         return {
@@ -230,7 +255,8 @@ class Conformal(Fitted):
             inputs: the batch.
 
         Returns:
-            What `MonteCarlo` gives, and "set", booleans (N, classes), or "interval", (N, 2).
+            What `MonteCarlo` gives, and "set", booleans (N, ..., classes), or "interval",
+            (N, ..., 2).
 
         Raises:
             ValueError: if `fit` was given several groups.
@@ -242,6 +268,9 @@ class Conformal(Fitted):
         u = None if self.randomized is None else uniform(inputs, self.randomized)
         parts = self._parts(prediction, u)
         answer = self._answer(parts, limits)
+        if self._has_positions:
+            *positions, _ = ops.shape(prediction["mean"])
+            answer = ops.reshape(answer, (*positions, answer.shape[-1]))
         name = "set" if self._is_set else "interval"
         return {**prediction, name: answer}
 
@@ -290,37 +319,6 @@ class Conformal(Fitted):
             return None
         return uniform_of_arrays(x, self.randomized)
 
-    def _parts(self, prediction: dict[str, Any], u: Any) -> dict[str, Any]:
-        """Return what limits act on: (N, classes) of sets, (N,) of intervals."""
-        prediction = {name: ops.cast(x, "float32") for name, x in prediction.items()}
-        low, high = self._ends(prediction)
-        mean = prediction["mean"]
-        is_single = self._likelihood.is_softmax or low.shape[-1] == 1
-        if len(mean.shape) != 2 or not is_single:
-            raise ValueError(
-                "`model` must predict classes (N, K), or one number per example, (N, 1); it "
-                f"predicts {tuple(mean.shape)}. ibnn.MonteCarlo takes such a model, and "
-                "ibnn.TemperatureScaling if it predicts classes."
-            )
-        if self._is_set:
-            if isinstance(self._likelihood, Labels):
-                mean = ops.concatenate([1 - mean, mean], axis=1)
-            return ClassScores(self.method, self.k, self.penalty).of(mean, u)
-        if self.method == "split" and self._likelihood.predicts_scale:
-            scale = ops.sqrt(prediction["total_variance"])
-        else:
-            scale = ops.ones_like(low)
-        return {"low": low[:, 0], "high": high[:, 0], "scale": scale[:, 0]}
-
-    def _ends(self, prediction: dict[str, Any]) -> tuple[Any, Any]:
-        """Return the lower and the upper ends that limits widen, the mean but for "cqr"."""
-        mean = prediction["mean"]
-        if self.method != "cqr":
-            return mean, mean
-        if self._likelihood.free_scale and mean.shape[-1] == 2:
-            return mean[..., :1], mean[..., 1:]
-        return prediction["lower"], prediction["upper"]
-
     def _by_groups(self, parts: dict[str, Any], groups: Any) -> np.ndarray:
         """Return sets or intervals by the limits of each example's group."""
         limits = ops.convert_to_numpy(self.arrays["limits"])
@@ -329,39 +327,10 @@ class Conformal(Fitted):
         answer = self._answer(parts, limits[places])
         return ops.convert_to_numpy(answer)
 
-    def _answer(self, parts: dict[str, Any], limits: Any) -> Any:
-        """Return sets or intervals by the limits of each example, or of all."""
-        if self._is_set:
-            is_in = parts["score"] <= limits + parts["margin"]
-            if "before" in parts:
-                is_in = is_in | (parts["before"] < limits)
-            return is_in
-        distance = limits[:, 0] * parts["scale"]
-        low = parts["low"]
-        high = parts["high"]
-        size = ops.abs(distance)
-        low_margin = _SAME_NUMBER * (ops.abs(low) + size)
-        high_margin = _SAME_NUMBER * (ops.abs(high) + size)
-        low_end = low - distance - low_margin
-        high_end = high + distance + high_margin
-        return ops.stack([low_end, high_end], axis=1)
 
-    def _targets(self, parts: dict[str, Any], y: Any) -> np.ndarray:
-        if not self._is_set:
-            return finite_vector("y", finite_numbers(y, 1, "`y`"), len(parts["low"]))
-        found = classes(y, parts["score"].shape[1], "`y`")
-        return finite_vector("y", found, len(parts["score"])).astype(int)
-
-    def _threshold(self, scores: np.ndarray) -> float:
-        """Return the smallest limit that has the coverage, or raise if no score is high enough."""
-        rank = math.ceil((len(scores) + 1) * self.coverage - _ROUNDING)
-        if rank > len(scores):
-            odds = self.coverage / (1 - self.coverage)
-            raise ValueError(
-                f"coverage={self.coverage} needs {math.ceil(odds - _ROUNDING)} examples, of each "
-                f"class and group if they are covered separately; got {len(scores)}."
-            )
-        return np.sort(scores)[rank - 1]
+def _check_no_weight(sample_weight: Any) -> None:
+    if sample_weight is not None:
+        raise ValueError("`sample_weight` is for outputs with positions only: leave it out.")
 
 
 def _split(values: np.ndarray, cells: np.ndarray, count: int) -> list[np.ndarray]:

@@ -7,11 +7,13 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core.backend import Tensor, matmul
+from tfp_ibnn.data.positions import MOST_POSITIONS
 from tfp_ibnn.decisions.scores import check_softmax
 from tfp_ibnn.likelihoods.categorical import classes
 from tfp_ibnn.metrics.detection import finite_vector
 
 _AT_ONCE = 8192  # training examples that a batch is compared with
+_MOST_NEIGHBORS = 10_000  # positions that others are compared with, unless `bank` says how many
 _SHORTEST = 1e-12  # length of features that are brought to length 1
 
 Arrays = dict[str, Any]  # what a score learns, by name: weights of the detector, in its files too
@@ -28,6 +30,11 @@ class FeatureScore:
     """Whether the features must be the inputs of a last Dense layer, which `learn` is given."""
     takes_classes = False
     """Whether `learn` is given the classes of the examples."""
+
+    @property
+    def most_positions(self) -> int:
+        """How many positions, such as pixels, `learn` is given at most."""
+        return MOST_POSITIONS
 
     @classmethod
     def with_options(cls, k: int, bank: int | None) -> Self:
@@ -86,6 +93,7 @@ class Energy(FeatureScore):
 
     def learn(self, features: np.ndarray, y: Any, layer: keras.layers.Layer) -> Arrays:
         kernel, *biases = (weight.astype("float64") for weight in layer.get_weights())
+        kernel = kernel.reshape(features.shape[1], -1)  # that of a convolution has more axes
         bias = np.zeros(kernel.shape[1]) + sum(biases)
         return {"kernel": kernel, "bias": bias}
 
@@ -250,6 +258,10 @@ class NearestNeighbors(FeatureScore):
     def __init__(self, k: int, bank: int | None) -> None:
         self.k = k
         self.bank = bank
+
+    @property
+    def most_positions(self) -> int:
+        return self.bank or _MOST_NEIGHBORS
 
     @classmethod
     def with_options(cls, k: int, bank: int | None) -> Self:

@@ -11,11 +11,13 @@ from tfp_ibnn.conversion.convert import without_uncertainty
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.conversion.wrappers import PredictionWrapper
 from tfp_ibnn.decisions.feature_scores import FeatureScore
-from tfp_ibnn.weights.features import logit_layer
+from tfp_ibnn.layers.base import CONVOLUTIONS
+from tfp_ibnn.weights.features import at_each_step, logit_layer
+from tfp_ibnn.weights.laplace.patches import is_pointwise
 
 
 def feature_network(
-    model: Any, score: FeatureScore, name: str | None
+    model: Any, score: FeatureScore, name: str | None, at_positions: bool = False
 ) -> tuple[keras.Model, keras.layers.Layer]:
     """Return the network of features, and the layer whose inputs they are.
 
@@ -25,9 +27,11 @@ def feature_network(
         model: a `MonteCarlo` or another wrapper, a model, or a posterior over weights.
         score: what the features are for.
         name: of the layer; None takes the last one with weights.
+        at_positions: whether to keep the positions, False by default.
 
     Returns:
-        A model that turns inputs into features (N, d), averaged over positions, and the layer.
+        A model that turns inputs into features (N, d), averaged over positions, or, if these are
+        kept, (N, ..., d + 1), the last number 0 for padding and else 1; and the layer.
 
     Raises:
         ValueError: if the model has no such layer, or no Dense layer at the end where the score
@@ -57,11 +61,28 @@ def feature_network(
     layer = layers[last_name if name is None else name]
     if score.needs_logits:
         _check_logits(network, layer, score.name)
-    features = ops.cast(layer.input, "float32")
-    if len(features.shape) > 2:
-        mask = keras_internals.mask_of(layer.input)
+    features = ops.cast(_input_of(layer), "float32")
+    mask = keras_internals.mask_of(_input_of(layer))
+    if at_positions and len(features.shape) > 2:
+        features = ops.concatenate([features, _validity(features, mask)], axis=-1)
+    elif len(features.shape) > 2:
         features = _mean_of_positions(features, mask)
     return keras.Model(graph.inputs, features), layer
+
+
+def _input_of(layer: keras.layers.Layer) -> Any:
+    """Return the tensor that a layer is called on; a mask may come beside it."""
+    return keras.tree.flatten(layer.input)[0]
+
+
+def _validity(features: Any, mask: Any) -> Any:
+    """Return 1 for each position (N, ..., 1) of features, 0 for those that are padding."""
+    ones = ops.ones_like(features[..., :1])
+    if mask is None:
+        return ones
+    missing_axes = tuple(range(len(mask.shape), len(features.shape)))
+    mask = ops.expand_dims(mask, missing_axes)
+    return ones * ops.cast(mask, features.dtype)
 
 
 def warn_of_modes(model: Any, score: str) -> None:
@@ -104,7 +125,7 @@ def _check_logits(network: keras.Model, layer: keras.layers.Layer, score: str) -
             f"one is inside of the model {layer.name!r}. Take score='mahalanobis' or 'knn' for "
             "its features, or 'entropy', which needs none."
         )
-    if not isinstance(layer, keras.layers.Dense):
+    if not isinstance(layer, keras.layers.Dense) and not _is_dense_at_positions(network, layer):
         raise ValueError(
             f"score={score!r} needs a Dense layer at the end; {layer.name!r} is a "
             f"{type(layer).__name__}. Take score='mahalanobis' or 'knn' for its features, or "
@@ -114,17 +135,22 @@ def _check_logits(network: keras.Model, layer: keras.layers.Layer, score: str) -
         raise ValueError(f"score={score!r} needs a Dense layer at the end, in no model inside.")
 
 
+def _is_dense_at_positions(network: keras.Model, layer: keras.layers.Layer) -> bool:
+    """Whether a layer is a Dense one for each position of an output, by another name."""
+    if len(network.outputs[0].shape) < 3:
+        return False
+    if isinstance(layer, CONVOLUTIONS):
+        return is_pointwise(layer)
+    return isinstance(at_each_step(layer), keras.layers.Dense)
+
+
 def _mean_of_positions(features: Any, mask: Any) -> Any:
     """Return the mean (N, d) of features (N, ..., d) over all positions that are not padding."""
     rank = len(features.shape)
     axes = tuple(range(1, rank - 1))
     if mask is None:
         return ops.mean(features, axis=axes)
-    missing_axes = tuple(range(len(mask.shape), rank))
-    mask = ops.expand_dims(mask, missing_axes)
-    weight = ops.cast(mask, features.dtype)
-    ones = ops.ones_like(features[..., :1])
-    weight = weight * ones
+    weight = _validity(features, mask)
     total = ops.sum(weight * features, axis=axes)
     count = ops.sum(weight, axis=axes)
     return total / ops.maximum(count, 1)

@@ -9,7 +9,8 @@ from keras import ops
 
 from tfp_ibnn._core.serialization import ConfiguredLayer
 from tfp_ibnn._core.text import TakesStrings
-from tfp_ibnn.conversion.wrappers import PredictionWrapper
+from tfp_ibnn.conversion.graph import functional_graph
+from tfp_ibnn.conversion.wrappers import PredictionWrapper, innermost
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.likelihoods.infer import check_one_output
 from tfp_ibnn.prediction.exporting import export
@@ -69,6 +70,12 @@ class Fitted(ConfiguredLayer, TakesStrings, PredictionWrapper, keras.Model):
 
     def load_own_variables(self, store: Any) -> None:
         self.keep({name: np.asarray(store[name]) for name in store.keys()})
+
+
+def has_positions(model: MonteCarlo) -> bool:
+    """Whether a model, of which that is known, has outputs at positions, (N, ..., K)."""
+    graph = functional_graph(innermost(model))
+    return graph is not None and len(graph.outputs[0].shape) > 2
 
 
 def _with_defaults(model: MonteCarlo, defaults: dict[str, Any]) -> MonteCarlo:

@@ -8,16 +8,23 @@ from keras import ops
 
 from tfp_ibnn._core import checks, keras_layers
 from tfp_ibnn._core.backend import Tensor, jit_pays
+from tfp_ibnn._core.rows import in_blocks
 from tfp_ibnn._core.text import with_strings
-from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.conversion.wrappers import innermost
-from tfp_ibnn.data.datasets import is_dataset
-from tfp_ibnn.data.examples import check_finite, unpacked
+from tfp_ibnn.data.datasets import dataset_batches, is_dataset
+from tfp_ibnn.data.examples import check_finite, some_at_a_time, unpacked
+from tfp_ibnn.data.positions import PositionSample
 from tfp_ibnn.decisions.feature_scores import FEATURE_SCORES
 from tfp_ibnn.decisions.features import feature_network, warn_of_modes
-from tfp_ibnn.decisions.fitted import Fitted
+from tfp_ibnn.decisions.fitted import Fitted, has_positions
+from tfp_ibnn.decisions.reductions import (
+    REDUCTIONS,
+    reduced,
+    rows_of_features,
+    sampled,
+    without_padding,
+)
 from tfp_ibnn.decisions.scores import OUTPUT_SCORES
-from tfp_ibnn.likelihoods.base import with_rank
 from tfp_ibnn.metrics.detection import ood_scores
 from tfp_ibnn.prediction.padding import mask_of_arrays, output_masks
 from tfp_ibnn.prediction.validation import check_input
@@ -40,16 +47,24 @@ class OODDetector(Fitted):
       scale is the mean of the largest logit; where that is not positive, of its height above the
       mean logit. Where the features have fewer dimensions than that subspace, it has half of them.
 
+    An output with positions (N, ..., K), such as pixels or time steps, is scored at each of them,
+    and `reduction` makes one score of an image: "mean", "max", for what is unusual in one place, or
+    None, which leaves the scores (N, ...) as they are, NaN at padding. `fit` then learns from the
+    features of 100,000 positions, drawn at random, of "knn" from `bank` or 10,000. "pooled" is what
+    version 0.1.0 did: scores of outputs are summed, and features are averaged before they are
+    scored.
+
     Features and logits are without noise, at the posterior mean that `fit` sees; of an ensemble
     they are those of its first member, with a warning.
 
     Args:
         model: a `MonteCarlo`, or a model or posterior that `MonteCarlo` takes.
         score: one of the above.
-        layer: name of the layer whose inputs are the features, averaged over positions; None takes
-            the last one with weights.
+        layer: name of the layer whose inputs are the features, averaged over positions if the
+            output has none; None takes the last one with weights.
         k: of "knn", which of the nearest neighbors is compared with.
         bank: of "knn", how many training examples to keep, drawn at random; None keeps all.
+        reduction: "mean", "max", None or "pooled", for outputs with positions; see above.
         **kwargs: those of `keras.Model`.
 
     Example:
@@ -68,6 +83,7 @@ class OODDetector(Fitted):
         layer: str | None = None,
         k: int = 50,
         bank: int | None = None,
+        reduction: str | None = "mean",
         **kwargs: Any,
     ) -> None:
         checks.one_of("score", score, (*OUTPUT_SCORES, *FEATURE_SCORES))
@@ -77,6 +93,8 @@ class OODDetector(Fitted):
         self.layer = layer
         self.k = checks.positive_integer("k", k)
         self.bank = None if bank is None else checks.positive_integer("bank", bank)
+        self.reduction = checks.one_of("reduction", reduction, REDUCTIONS)
+        self._has_positions = has_positions(self.inner)
         self.jit_compile = jit_pays()
         self._of_outputs = None
         self._of_features = None
@@ -87,19 +105,38 @@ class OODDetector(Fitted):
         else:
             self._of_features = FEATURE_SCORES[score].with_options(self.k, self.bank)
             self._of_features.check(self.inner.likelihood)
-            self._network, _ = feature_network(self.inner, self._of_features, layer)
+            self._network, _ = self._feature_network()
             warn_of_modes(self.inner, score)
 
+    def _feature_network(self) -> tuple[keras.Model, keras.layers.Layer]:
+        """Return the network of features as it is now, and the layer whose inputs they are."""
+        keeps_positions = self._has_positions and self.reduction != "pooled"
+        return feature_network(self.inner, self._of_features, self.layer, keeps_positions)
+
+    @property
+    def _scores_positions(self) -> bool:
+        """Whether features are those of positions, with their validity."""
+        return len(self._network.outputs[0].shape) > 2
+
     def fit(
-        self, x: Any, y: Any = None, batch_size: int | None = None, verbose: Any = 0
+        self,
+        x: Any,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Any = 0,
+        sample_weight: Any = None,
     ) -> "OODDetector":
         """Learn from training data, and return the detector.
 
         Args:
             x: inputs; or a dataset of batches: a `tf.data.Dataset`, a `PyDataset` or a generator.
+                For "mean" and "max" of features at positions it is read twice.
             y: classes, (N,) or one-hot, for Mahalanobis scores; from batches (x, y) if not given.
+                At positions they may be (N, ...).
             batch_size: for arrays; as for `predict`.
             verbose: 1 shows progress, 0 nothing.
+            sample_weight: 0 for positions to leave out of what features are learned from, for
+                arrays; a dataset gives it as the third part of a batch.
 
         Returns:
             The detector itself.
@@ -108,36 +145,80 @@ class OODDetector(Fitted):
             ValueError: if the data do not allow the score, such as features that do not vary.
         """
         if self._of_features is None:
-            self.keep({"known": self.score(x, batch_size, verbose)})
+            known = sampled(self.score(x, batch_size, verbose))
+            self.keep({"known": known})
             return self
         check_input(x)
         x = with_strings(x)
         # As they are now: the model may have been trained since.
-        network, layer = feature_network(self.inner, self._of_features, self.layer)
+        network, layer = self._feature_network()
         keras_layers.swap_sublayers(self, {id(self._network): network})
         network.jit_compile = self.jit_compile
         takes_classes = self._of_features.takes_classes
-        if takes_classes and y is not None and self._has_positions(y):
+        is_refused = not self._scores_positions and takes_classes
+        if is_refused and y is not None and self._labels_positions(y):
             raise ValueError(
                 f"score={self.kind!r} needs one class per example; `y` has the shape "
                 f"{np.shape(y)}, one at each position: leave it out, or take score='entropy'."
             )
         if takes_classes:
             self._check_classes(y)
+        if self._scores_positions:
+            return self._fit_positions(layer, x, y, sample_weight, batch_size, verbose)
         if is_dataset(x):
             features, labels = self._features_of_dataset(x, verbose)
             y = labels if y is None else y
         else:
             features = self._network.predict(x, batch_size=batch_size, verbose=verbose)
+        learned = self._learn(features, y, layer)
+        self.keep({**learned, "known": self._scores_of_rows(features)})
+        return self
+
+    def _fit_positions(
+        self,
+        layer: keras.layers.Layer,
+        x: Any,
+        y: Any,
+        sample_weight: Any,
+        batch_size: int | None,
+        verbose: Any,
+    ) -> "OODDetector":
+        """Learn from a random sample of positions."""
+        if is_dataset(x) and self.reduction is not None:
+            dataset_batches(x, "x")  # raises if it cannot be read twice
+        has_classes = self._of_features.takes_classes and self.inner.likelihood.is_classifier
+        sample = PositionSample(self._of_features.most_positions)
+        for batch in some_at_a_time(x, y, sample_weight, batch_size, verbose):
+            features = self._network.predict_on_batch(batch.x)
+            features = ops.convert_to_numpy(features)
+            labels = batch.y if has_classes else None
+            rows = rows_of_features(features, labels, batch.weight)
+            sample.add(rows)
+        features, *labels = sample.rows()
+        classes = labels[0] if labels else None
+        learned = self._learn(features, classes, layer)
+        if self.reduction is None:
+            known = self._scores_of_rows(features)
+        else:
+            known = self.score(x, batch_size, verbose)
+        self.keep({**learned, "known": known})
+        return self
+
+    def _learn(self, features: np.ndarray, y: Any, layer: keras.layers.Layer) -> dict[str, Any]:
+        """Return, and keep, what the score learns of features (rows, d)."""
         check_finite(features, "features")
         learned = {"center": features.mean(axis=0)}
         learned |= self._of_features.learn(features.astype("float64"), y, layer)
         self.keep(learned)
+        return learned
+
+    def _scores_of_rows(self, features: np.ndarray) -> np.ndarray:
+        """Return the scores of features (rows, d), some at a time."""
         scores = []
         for first in range(0, len(features), _AT_ONCE):
-            scores.append(self._scores_of(features[first : first + _AT_ONCE]))
-        self.keep({**learned, "known": np.concatenate(scores)})
-        return self
+            part = self._scores_of(features[first : first + _AT_ONCE])
+            scores.append(ops.convert_to_numpy(part))
+        return np.concatenate(scores)
 
     def _features_of_dataset(self, x: Any, verbose: Any) -> tuple[np.ndarray, Any]:
         """Return features and classes, if any, in one pass, since it may be shuffled."""
@@ -146,7 +227,7 @@ class OODDetector(Fitted):
         labels = []
         for inputs, y, _ in unpacked(x, "x", verbose):
             features.append(self._network.predict_on_batch(inputs))
-            if y is not None and has_classes and not self._has_positions(y):
+            if y is not None and has_classes and not self._labels_positions(y):
                 labels.append(ops.convert_to_numpy(y))
         joined = np.concatenate(labels) if labels else None
         return np.concatenate(features), joined
@@ -171,12 +252,10 @@ class OODDetector(Fitted):
                 f"leave `y` out, fit(x). Got targets of the shape {targets.shape}."
             )
 
-    def _has_positions(self, y: Any) -> bool:
+    def _labels_positions(self, y: Any) -> bool:
         """Whether labels are at each position of an output, such as pixels."""
-        graph = functional_graph(innermost(self.inner))
-        rank = len(graph.outputs[0].shape)
         labels_per_example = np.prod(np.shape(y)[1:])
-        return rank > 2 and labels_per_example > 1
+        return self._has_positions and labels_per_example > 1
 
     def score(self, x: Any, batch_size: int | None = None, verbose: Any = 0) -> np.ndarray:
         """Return how unusual inputs are; higher is more unusual.
@@ -187,21 +266,35 @@ class OODDetector(Fitted):
             verbose: 1 shows progress, 0 nothing.
 
         Returns:
-            Scores (N,), summed over the positions of an output if it has several.
+            Scores (N,); with `reduction` None those of positions, (N, ...).
         """
         options = {"batch_size": batch_size, "verbose": verbose}
         if self._of_features is not None:
             with self.inner._checked(x):
                 scores = self.predict(with_strings(x), **options)
-            check_finite(scores, "features")
+            counted = scores
+            if self._scores_positions:
+                counted = np.where(np.isnan(scores), 0, scores)
+            check_finite(counted, "features")
             return scores
+        if self._has_positions:
+            batches = some_at_a_time(x, None, None, batch_size, verbose)
+            scores = [self._score_of_batch(batch.x) for batch in batches]
+            return np.concatenate(scores)
         if self._masks is not None and is_dataset(x):
             batches = unpacked(x, "x", verbose)
             return np.concatenate([self.score(inputs, batch_size) for inputs, _, _ in batches])
         prediction = self.inner.predict(x, **options)
+        return self._reduced_outputs(x, prediction)
+
+    def _score_of_batch(self, x: Any) -> np.ndarray:
+        """Return the scores of the outputs for some inputs."""
+        return self._reduced_outputs(x, self.inner.predict_on_batch(x))
+
+    def _reduced_outputs(self, x: Any, prediction: Any) -> np.ndarray:
         scores = self._of_outputs.of_prediction(prediction)
         mask = None if self._masks is None else mask_of_arrays(self._masks, x)
-        return ops.convert_to_numpy(_summed(scores, mask))
+        return ops.convert_to_numpy(reduced(scores, mask, self.reduction))
 
     def call(self, inputs: Any, prediction: Any = None) -> Tensor:
         """Return the scores of one batch.
@@ -211,19 +304,35 @@ class OODDetector(Fitted):
             prediction: that of `MonteCarlo` for it, if it is known.
 
         Returns:
-            Scores (N,).
+            Scores (N,), or (N, ...).
         """
         if self._of_features is not None:
             features = self._network(inputs, training=False)
+            if self._scores_positions:
+                return self._scores_at_positions(features)
             return self._scores_of(features)
         if prediction is None:
             prediction = self.inner.average(inputs)
         scores = self._of_outputs.of_prediction(prediction)
         mask = self._masks(inputs).get("") if self._masks else None
-        return _summed(scores, mask)
+        return reduced(scores, mask, self.reduction)
+
+    def _scores_at_positions(self, features: Tensor) -> Tensor:
+        """Return the scores of features (N, ..., d + 1), the last of which is their validity."""
+        *positions, _ = ops.shape(features)
+        validity = features[..., -1]
+        features = features[..., :-1]
+        width = features.shape[-1]
+        rows = ops.reshape(features, (-1, width))
+        scores = in_blocks(self._scores_of, rows, _AT_ONCE)
+        scores = ops.reshape(scores, tuple(positions))
+        # NaN says that a position is padding.
+        is_bad = ops.isnan(scores)
+        scores = ops.where(is_bad, float("inf"), scores)
+        return reduced(scores, validity > 0, self.reduction)
 
     def serve(self, inputs: Any) -> dict[str, Tensor]:
-        """Return the dict of `MonteCarlo` for one batch, and "score" (N,)."""
+        """Return the dict of `MonteCarlo` for one batch, and "score" (N,), or (N, ...)."""
         prediction = self.inner.average(inputs)
         return {**prediction, "score": self.call(inputs, prediction)}
 
@@ -242,7 +351,7 @@ class OODDetector(Fitted):
             scores = ops.convert_to_numpy(self.arrays["known"])
         else:
             scores = self.score(x)
-        return float(np.quantile(scores, rate, method="higher"))
+        return float(np.quantile(without_padding(scores), rate, method="higher"))
 
     def evaluate(
         self, known: Any, unknown: Any, batch_size: int | None = None, verbose: Any = 0
@@ -260,7 +369,7 @@ class OODDetector(Fitted):
         """
         of_known = self.score(known, batch_size, verbose)
         of_unknown = self.score(unknown, batch_size, verbose)
-        return ood_scores(of_known, of_unknown)
+        return ood_scores(without_padding(of_known), without_padding(of_unknown))
 
     def _scores_of(self, features: Tensor) -> Tensor:
         """Return the scores (N,) of features (N, d), by what `fit` learned."""
@@ -282,10 +391,7 @@ class OODDetector(Fitted):
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "score": self.kind}
 
-
-def _summed(scores: Any, mask: Any) -> Any:
-    """Return the sum of the scores (N, ...) of all positions, but for those that are padding."""
-    rank = len(scores.shape)
-    if mask is not None:
-        scores = ops.where(with_rank(mask, rank), scores, 0.0)
-    return ops.sum(scores, axis=tuple(range(1, rank)))
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "OODDetector":
+        """Return a detector with the same arguments; of version 0.1.0, it has no `reduction`."""
+        return super().from_config({"reduction": "pooled", **config}, custom_objects)

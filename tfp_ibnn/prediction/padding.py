@@ -15,6 +15,7 @@ from tfp_ibnn.conversion.wrappers import innermost
 from tfp_ibnn.layers import inside
 from tfp_ibnn.likelihoods.base import with_rank
 from tfp_ibnn.likelihoods.several import output_names
+from tfp_ibnn.metrics._base import spread
 
 Masks = Callable[[Any], dict[str, Tensor]]
 """Gives, for inputs, the masks of outputs by name, "" for one; those without padding have none."""
@@ -99,6 +100,27 @@ def mask_of_arrays(masks: Masks, x: Any) -> np.ndarray | None:
             return None
         mask_by_batch.append(ops.convert_to_numpy(mask))
     return np.concatenate(mask_by_batch)
+
+
+def weight_of_positions(
+    weight: Any, mask: np.ndarray | None, positions: tuple[int, ...]
+) -> np.ndarray:
+    """Return how much each position counts, 0 for padding.
+
+    Args:
+        weight: of the examples, or of the positions; None is 1 for all.
+        mask: False for padding; None without padding.
+        positions: the shape (N, ...) of the outputs without their last axis.
+
+    Returns:
+        An array of that shape.
+    """
+    weight = np.asarray(np.ones(positions[0]) if weight is None else weight)
+    weight = spread(np, weight, positions, "sample_weight")
+    if mask is None:
+        return weight
+    mask = spread(np, mask, positions, "mask")
+    return np.where(mask, weight, 0.0)
 
 
 def without_padding(mask: Tensor, weight: Any, scaled: bool) -> Tensor:

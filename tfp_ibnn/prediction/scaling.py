@@ -12,12 +12,13 @@ from tfp_ibnn._core.text import TakesStrings, with_strings
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.conversion.wrappers import ScaledModel, innermost
 from tfp_ibnn.data.datasets import is_dataset
-from tfp_ibnn.data.examples import Examples, unpacked
+from tfp_ibnn.data.examples import Examples, some_at_a_time, unpacked
+from tfp_ibnn.data.positions import PositionSample, rows_of_labels
 from tfp_ibnn.likelihoods.infer import logits_by_loss, predicts_numbers
 from tfp_ibnn.likelihoods.last_layer import activation_of
-from tfp_ibnn.metrics._base import checked, spread
+from tfp_ibnn.metrics._base import checked
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
-from tfp_ibnn.prediction.padding import mask_of_arrays, output_masks
+from tfp_ibnn.prediction.padding import mask_of_arrays, output_masks, weight_of_positions
 
 _RETURNS_LOGITS = {"softmax": False, "sigmoid": False, "linear": True, "log_softmax": True}
 """What the last activation of a classifier says of its output."""
@@ -96,12 +97,14 @@ class FittedScaling(ScaledModel, TakesStrings, keras.Model):
     ) -> Self:
         """Fit to the labels of validation data, and return the model.
 
+        Of an output with positions, such as pixels, a random sample of 100,000 is kept.
+
         Args:
             x: validation inputs, which the classifier was not trained on: arrays, or a dataset of
                 batches (x, y) or (x, y, sample_weight) that ends: a `tf.data.Dataset`, a
                 `PyDataset` or a generator.
             y: labels of arrays, (...) or (..., 1) integers, or (..., classes) one-hot.
-            sample_weight: weights of arrays.
+            sample_weight: weights of the examples or positions of arrays; 0 leaves one out.
             batch_size: number of examples per batch of arrays; None is Keras's 32.
             verbose: 1 shows progress, 0 nothing.
 
@@ -112,7 +115,9 @@ class FittedScaling(ScaledModel, TakesStrings, keras.Model):
             ValueError: If labels are missing or all the same, or the model does not classify.
         """
         self._check_classifies()
-        if is_dataset(x):
+        if self._has_positions():
+            data = self._of_positions(x, y, sample_weight, batch_size, verbose)
+        elif is_dataset(x):
             if y is not None or sample_weight is not None:
                 raise ValueError(
                     "`y` and `sample_weight` must come from `x`, a dataset: omit them."
@@ -123,8 +128,7 @@ class FittedScaling(ScaledModel, TakesStrings, keras.Model):
         outputs, from_logits = self._read(data.outputs)
         weight = data.weight
         if data.mask is not None:
-            positions = np.shape(outputs)[:-1]
-            weight = _unpadded(positions, weight, data.mask)
+            weight = weight_of_positions(weight, data.mask, np.shape(outputs)[:-1])
         names = ("model(x)", "y", "sample_weight")
         examples = checked(outputs, data.labels, weight, from_logits, names)
         labels = np.argmax(examples.targets, axis=-1)
@@ -135,6 +139,32 @@ class FittedScaling(ScaledModel, TakesStrings, keras.Model):
         self._head = "sigmoid" if outputs.shape[-1] == 1 else None
         self.built = True  # the classifier is, now that it was run
         return self
+
+    def _has_positions(self) -> bool:
+        """Whether the output is known to have positions, (N, ..., classes)."""
+        graph = functional_graph(innermost(self))
+        return graph is not None and len(graph.outputs[0].shape) > 2
+
+    def _of_positions(
+        self, x: Any, y: Any, sample_weight: Any, batch_size: int | None, verbose: Any
+    ) -> _Validation:
+        """Run the classifier, and keep a random sample of the positions that count."""
+        masks = output_masks(self)
+        sample = PositionSample()
+        for batch in some_at_a_time(x, y, sample_weight, batch_size, verbose):
+            if batch.y is None:
+                raise ValueError("The labels are missing: give `y`, or batches (x, y).")
+            outputs, _ = self._read(self.model.predict_on_batch(with_strings(batch.x)))
+            positions = np.shape(outputs)[:-1]
+            mask = None if masks is None else mask_of_arrays(masks, batch.x)
+            weight = np.ravel(weight_of_positions(batch.weight, mask, positions))
+            rows = np.reshape(outputs, (weight.size, -1))
+            labels = rows_of_labels(batch.y, positions)
+            counts = weight != 0
+            sample.add((rows[counts], labels[counts], weight[counts]))
+        if not sample.total:
+            raise ValueError("`x` must hold at least one position that counts; got none.")
+        return _Validation(*sample.rows(), mask=None)
 
     def _of_arrays(
         self, x: Any, y: Any, sample_weight: Any, batch_size: int | None, verbose: Any
@@ -223,11 +253,3 @@ class FittedScaling(ScaledModel, TakesStrings, keras.Model):
                 "for one label, or for classes."
             )
         return outputs, from_logits
-
-
-def _unpadded(positions: tuple[int, ...], weight: Any, mask: np.ndarray) -> np.ndarray:
-    """Return a weight for each position, 0 for those that are padding."""
-    weight = np.asarray(1.0 if weight is None else weight)
-    weight = spread(np, weight, positions, "sample_weight")
-    mask = spread(np, mask, positions, "mask")
-    return np.where(mask, weight, 0.0)

@@ -8,6 +8,7 @@ from keras import layers, ops
 import tfp_ibnn as ibnn
 from tests.weights.laplace.tools import LABELS, POINTS, fitted, small, with_options
 from tests.weights.laplace_tools import X, Y, dense, network, slow_on_jax
+from tfp_ibnn.data.examples import Examples
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The scale and shift"),
@@ -138,10 +139,10 @@ def test_an_interrupted_fit_changes_nothing(model, monkeypatch):
     before = [np.array(w) for w in la.get_weights()]
 
     def interrupted(*_, **options):
-        yield POINTS[:8], LABELS[:8]
+        yield Examples(POINTS[:8], LABELS[:8])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tfp_ibnn.weights.laplace.curvature.labelled_batches", interrupted)
+    monkeypatch.setattr("tfp_ibnn.weights.laplace.curvature.labelled_examples", interrupted)
     with pytest.raises(KeyboardInterrupt):
         la.fit(POINTS, LABELS, verbose=0)
     for old, new in zip(before, la.get_weights(), strict=True):

@@ -17,7 +17,7 @@ from tfp_ibnn._core.backend import Tensor, pullback
 from tfp_ibnn.conversion.graph import Graph, infer
 from tfp_ibnn.layers.base import CONVOLUTIONS
 from tfp_ibnn.weights.features import LastLayer, without_activation
-from tfp_ibnn.weights.laplace.patches import patches
+from tfp_ibnn.weights.laplace.patches import is_pointwise, patches
 
 Variables = list[keras.Variable]
 
@@ -158,17 +158,20 @@ class LinearBlock(Block):
 
     def tap(self, x: Tensor) -> Tensor:
         """Return what the matrix multiplies, (N, positions, inputs)."""
-        x = ops.cast(x, self.layer.variable_dtype)
-        if isinstance(self.layer, CONVOLUTIONS):
-            x = patches(self.layer, x)
-        else:
-            x = _as_positions(x, x.shape[-1])
+        x = self.kernel_inputs(x)
         parts = []
         if self._has_kernel:
             parts.append(x)
         if self._has_bias:
             parts.append(ops.ones_like(x[..., :1]))
         return ops.concatenate(parts, axis=-1)
+
+    def kernel_inputs(self, x: Tensor) -> Tensor:
+        """Return what the kernel multiplies, (N, positions, inputs)."""
+        x = ops.cast(x, self.layer.variable_dtype)
+        if isinstance(self.layer, CONVOLUTIONS) and not is_pointwise(self.layer):
+            return patches(self.layer, x)
+        return _as_positions(x, x.shape[-1])
 
     def matrix_output(self, g: Tensor) -> Tensor:
         """Return g as (N, positions, outputs)."""
@@ -259,7 +262,7 @@ def blocks_of(
             f"{subset!r}."
         )
     if subset == "last_layer":
-        layer = LastLayer(model, head, from_logits).layer
+        layer = LastLayer(model, head, from_logits, positions=True).kernel_layer
         return Choice([block_of(layer, layer.weights)], [])
     calls = Graph(model, lambda _: True).layers
     choice = Choice([], [])
@@ -297,8 +300,8 @@ def _check_calls(layer: Any, is_chosen: bool, is_behind: bool, calls: int) -> No
 
 def _as_positions(x: Tensor, width: int) -> Tensor:
     """Return a tensor (N, ..., width) as (N, positions, width)."""
-    examples = ops.shape(x)[0]
-    positions = math.prod(x.shape[1:-1])
+    examples, *sizes, _ = ops.shape(x)
+    positions = math.prod(sizes)
     return ops.reshape(x, (examples, positions, width))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core.backend import Tensor, compiled, fori_loop, pullback
-from tfp_ibnn.data.examples import labelled_batches
+from tfp_ibnn.data.examples import Examples, labelled_examples
 from tfp_ibnn.weights.features import LogitNetwork
 from tfp_ibnn.weights.laplace.blocks import Block, Slope, Tap
 from tfp_ibnn.weights.laplace.structure import Structure
@@ -20,9 +20,10 @@ _ON_DEVICE = 16
 
 
 class Fit(NamedTuple):
-    """What the data says at the trained weights, in sums over the examples."""
+    """What the data says at the trained weights, in sums over the examples, by their weights."""
 
-    examples: int
+    count: int  # of the examples
+    examples: float  # the sum of their weights
     log_likelihood: float  # of a Gaussian with a free scale, at the scale 1
     gradient: np.ndarray  # (W,), of the log-likelihood
     values: list[np.ndarray]  # the structure's sums; in the end, those of its variables
@@ -121,6 +122,7 @@ def collect(
     batch_size: int,
     verbose: Any,
     watch: Callable[[Any, np.ndarray], None] = lambda inputs, targets: None,
+    sample_weight: Any = None,
 ) -> Fit:
     """Go through the data and return what it says; the network stays as it is.
 
@@ -132,6 +134,7 @@ def collect(
         batch_size: examples at a time.
         verbose: 0 shows no progress.
         watch: is given the inputs and the targets of each batch, as the likelihood takes them.
+        sample_weight: how often each example counts, for arrays; None counts each once.
 
     Returns:
         Sums over the examples, and the values of the structure's variables.
@@ -145,21 +148,40 @@ def collect(
 
     def one_pass(*basis: np.ndarray) -> Fit:
         sums = _Sums(model.name)
+        count = 0
         examples = 0
         size = 0
-        for inputs, labels in labelled_batches(x, y, batch_size, verbose, once=is_read_once):
+        batches = labelled_examples(x, y, sample_weight, batch_size, verbose, once=is_read_once)
+        for inputs, labels, weight in map(_with_weight, batches):
+            if not len(labels):
+                continue
             targets = network.likelihood.targets(labels)
             watch(inputs, targets)
-            count = len(targets)
-            size = max(size, count)
-            filled, mask = _filled((inputs, targets), count, size)
-            sums.add(run(*filled, mask, *basis))
-            examples += count
+            size = max(size, len(targets))
+            filled, mask = _filled((inputs, targets, weight), len(targets), size)
+            *batch, weights = filled
+            sums.add(run(*batch, mask * weights, *basis))
+            count += len(targets)
+            examples += float(weight.sum())
         log_likelihood, gradient, values = sums.finish()
-        return Fit(examples, float(log_likelihood), gradient, values)
+        return Fit(count, examples, float(log_likelihood), gradient, values)
 
     last_pass, values = structure.fit(one_pass)
     return last_pass._replace(values=values)
+
+
+def _with_weight(batch: Examples) -> Examples:
+    """Return the examples of a batch that count, with their weights (examples,)."""
+    count = len(batch.y)
+    if batch.weight is None:
+        return batch._replace(weight=np.ones(count, "float32"))
+    if batch.weight.size != count:
+        raise ValueError(
+            f"`sample_weight` must have one number per example, {count} here; got the shape "
+            f"{batch.weight.shape}."
+        )
+    weight = batch.weight.reshape(count).astype("float32")
+    return batch._replace(weight=weight).take(weight > 0)
 
 
 def _of_batch(
@@ -167,7 +189,7 @@ def _of_batch(
     structure: Structure,
     inputs: Any,
     y: Tensor,
-    mask: Tensor,
+    weight: Tensor,
     *basis: Tensor,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Return the log-likelihood of a batch, its gradient, and what the structure sums up."""
@@ -175,22 +197,22 @@ def _of_batch(
     values = network.prefix(inputs)
     linear = linearized(network, structure.blocks, values)
     logits = linear.logits
-    mask = ops.cast(mask, logits.dtype)
+    weight = ops.cast(weight, logits.dtype)
 
     def log_prob(points: list[Tensor]) -> tuple[Tensor, None]:
         each = likelihood.log_prob(points[0], y)
-        return ops.sum(mask * each), None
+        return ops.sum(weight * each), None
 
     total, _, score = pullback(log_prob, [logits])
     (cotangent,) = score(ops.ones_like(total))
     slopes = linear.slopes_of(cotangent)
     gradients = [slope.total() for slope in slopes]
-    factors = likelihood.hessian_factors(logits) * mask[:, None, None]
+    factors = likelihood.hessian_factors(logits) * ops.sqrt(weight)[:, None, None]
     columns = ops.moveaxis(factors, -1, 0)
     sums = structure.at_once(linear.taps, columns)
     if sums is None:
         sums = _over_columns(structure, linear, columns, basis)
-    once = structure.once(linear.taps, mask)
+    once = structure.once(linear.taps, weight)
     return total, ops.concatenate(gradients), [*once, *sums]
 
 

@@ -77,7 +77,7 @@ class Full(_Eigenvectors):
         total = ops.tensordot(a, right, [[0], [0]])
         return [ops.reshape(total, (self.size, self.size))]
 
-    def finish(self, sums: list[np.ndarray], examples: int) -> list[np.ndarray]:
+    def finish(self, sums: list[np.ndarray], examples: float) -> list[np.ndarray]:
         return [*eigen(sums[0])]
 
 

@@ -52,8 +52,8 @@ class Kronecker(Structure):
     def sums(self) -> list[tuple[int, ...]]:
         return [(block.outputs, block.outputs) for block in self.blocks]
 
-    def once(self, taps: list[Tap], mask: Tensor) -> list[Tensor]:
-        weights = mask[:, None, None]
+    def once(self, taps: list[Tap], weight: Tensor) -> list[Tensor]:
+        weights = weight[:, None, None]
         terms = []
         for _, a in taps:
             positions = a.shape[1]
@@ -68,7 +68,7 @@ class Kronecker(Structure):
             terms.append(product(rows, rows))
         return terms
 
-    def finish(self, sums: list[np.ndarray], examples: int) -> list[np.ndarray]:
+    def finish(self, sums: list[np.ndarray], examples: float) -> list[np.ndarray]:
         count = len(self.blocks)
         values = []
         for a, g in zip(sums[:count], sums[count:], strict=True):

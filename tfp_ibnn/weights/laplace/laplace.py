@@ -11,13 +11,14 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, tfd
 from tfp_ibnn._core.protocols import Sampler
 from tfp_ibnn.weights.base import WeightSets
-from tfp_ibnn.weights.features import LogitNetwork, check_network
+from tfp_ibnn.weights.features import LastLayer, LogitNetwork, check_network
 from tfp_ibnn.weights.flat import FlatPosterior
 from tfp_ibnn.weights.laplace.blocks import Block, blocks_of
 from tfp_ibnn.weights.laplace.curvature import collect
-from tfp_ibnn.weights.laplace.evidence import Evidence
 from tfp_ibnn.weights.laplace.guard import FAR, Reservoir, newton_gain
+from tfp_ibnn.weights.laplace.marginal import MarginalLikelihood
 from tfp_ibnn.weights.laplace.options import METHODS, Options
+from tfp_ibnn.weights.laplace.positions import OfPositions, draws_at_once, rows_of
 from tfp_ibnn.weights.laplace.prior import best_of_grid, narrowed
 from tfp_ibnn.weights.laplace.samplers import LinearizedSampler, NetworkSampler, ProbitSampler
 from tfp_ibnn.weights.laplace.structure import Structure, check_side
@@ -27,12 +28,17 @@ from tfp_ibnn.weights.vectors import double, places_of, split, triangular
 
 # `priors.Laplace` has the other name.
 @keras.saving.register_keras_serializable(package="tfp_ibnn", name="LaplacePosterior")
-class Laplace(FlatPosterior):
+class Laplace(OfPositions, MarginalLikelihood, FlatPosterior):
     """A Gaussian posterior around the weights of a trained network, without training it again.
 
     N(w*, (f H + prior_precision I)^-1), where H is the generalized Gauss-Newton matrix (GGN) of
     minus the log-likelihood, summed over the training data, and f is 1 / (temperature * noise
     variance). The prior's mean is 0.
+
+    The last layer may give an output at each position (N, ..., K), such as a pixel or a time step:
+    a Dense layer, in a `TimeDistributed` or not, or a convolution. Each position is then an example
+    of its own; masked ones do not count. Of more than 100,000 positions a random sample is taken,
+    and stands for all.
 
     A fit takes a backward pass for each output, and memory for W^2 numbers ("full", of W weights),
     W ("diag"), W times `rank` ("lowrank"), or inputs^2 + outputs^2 of each layer ("kron"). Batch
@@ -40,7 +46,8 @@ class Laplace(FlatPosterior):
     References: Immer et al., arXiv 2008.08400; Daxberger et al., Laplace Redux, arXiv 2106.14806.
 
     Args:
-        model: a trained Functional or Sequential model with one output (N, K); it is not copied.
+        model: a trained Functional or Sequential model with one output (N, K), or, for the last
+            layer, (N, ..., K); it is not copied.
         subset_of_weights: which weights are uncertain: "last_layer", a Dense one; "all"; or a
             regular expression, which is searched for in `path` of each trainable weight.
         hessian_structure: "diag", "kron" (a Kronecker product for each layer: Dense layers, and
@@ -101,8 +108,12 @@ class Laplace(FlatPosterior):
         options.check()
         check_network(model)
         blocks, left_out = blocks_of(model, subset_of_weights, head, from_logits)
-        layers = {id(block.layer) for block in blocks}
-        network = LogitNetwork(model, lambda x: id(x) in layers, head, from_logits)
+        is_last_layer = subset_of_weights == "last_layer"
+        if is_last_layer:
+            network = LastLayer(model, head, from_logits, positions=True)
+        else:
+            layers = {id(block.layer) for block in blocks}
+            network = LogitNetwork(model, lambda x: id(x) in layers, head, from_logits)
         if options.is_probit and not network.likelihood.is_classifier:
             raise ValueError("link_approx='probit' is for classifiers; use 'mc' for a regression.")
         uncertain = [v for block in blocks for v in block.variables]
@@ -112,7 +123,7 @@ class Laplace(FlatPosterior):
         self._options = options
         self._fit = dict(statistics)
         self._left_out = left_out
-        self.is_last_layer = subset_of_weights == "last_layer"
+        self.is_last_layer = is_last_layer
         self.logit_network = network
         self._add_structure(STRUCTURES[hessian_structure], blocks, rank)
         self.prior_precision = self._add("prior_precision", (), 1.0)
@@ -131,6 +142,7 @@ class Laplace(FlatPosterior):
         x: Any,
         y: Any = None,
         *,
+        sample_weight: Any = None,
         validation_data: Any = None,
         batch_size: int = 64,
         verbose: Any = "auto",
@@ -138,8 +150,10 @@ class Laplace(FlatPosterior):
         """Find the posterior from the training data; the network stays as it is.
 
         Args:
-            x: training inputs, or a `tf.data.Dataset` or `PyDataset` of batches (x, y).
-            y: training targets; None with a dataset.
+            x: training inputs, or a `tf.data.Dataset` or `PyDataset` of batches (x, y) or
+                (x, y, sample_weight).
+            y: training targets, (N, ...) at each position; None with a dataset.
+            sample_weight: how often each example, or each of its positions, counts, for arrays.
             validation_data: (x, y) or such a dataset, for prior_precision="validation" or
                 "guarded".
             batch_size: examples at a time, 64 by default.
@@ -161,8 +175,11 @@ class Laplace(FlatPosterior):
                 "statistics.",
                 stacklevel=2,
             )
+        if self.logit_network.has_positions:
+            rows = rows_of(self, x, y, sample_weight, batch_size=batch_size, verbose=verbose)
+            return self.fit_rows(rows, self.rows_of_pair(validation_data, batch_size))
         sample = Reservoir()
-        gradient = self._fit_hessian(x, y, batch_size, verbose, sample)
+        gradient = self._fit_hessian(x, y, sample_weight, batch_size, verbose, sample)
         if choice == "guarded":
             self._maximize_evidence(None)
             self._guard(sample, validation_data, batch_size)
@@ -181,15 +198,30 @@ class Laplace(FlatPosterior):
         return self
 
     def _fit_hessian(
-        self, x: Any, y: Any, batch_size: int, verbose: Any, sample: Reservoir
+        self,
+        x: Any,
+        y: Any,
+        sample_weight: Any,
+        batch_size: int,
+        verbose: Any,
+        sample: Reservoir,
     ) -> np.ndarray:
         """Set the Hessian, fill the sample, and return the gradient of the log-likelihood."""
         network = self.logit_network
         structure = self.structure
-        sums = collect(network, structure, x, y, batch_size, verbose, watch=sample.add)
+        sums = collect(
+            network,
+            structure,
+            x,
+            y,
+            batch_size,
+            verbose,
+            watch=sample.add,
+            sample_weight=sample_weight,
+        )
         least = max(2, network.width)
-        if sums.examples < least:
-            raise ValueError(f"`x` must hold at least {least} examples; got {sums.examples}.")
+        if sums.count < least:
+            raise ValueError(f"`x` must hold at least {least} examples; got {sums.count}.")
         for variable, value in zip(structure.variables, sums.values, strict=True):
             variable.assign(value)
         self._fit = {"examples": sums.examples, "log_likelihood": sums.log_likelihood}
@@ -212,6 +244,9 @@ class Laplace(FlatPosterior):
             The prior precision.
         """
         checks.one_of("method", method, METHODS)
+        if self.logit_network.has_positions and validation_data is not None:
+            rows = self.rows_of_pair(validation_data, batch_size)
+            return self.optimize_for_rows(method, rows)
         by_evidence = self._maximize_evidence(None)
         if method == "validation":
             best = by_evidence
@@ -241,53 +276,6 @@ class Laplace(FlatPosterior):
         finally:
             self.prior_precision.assign(chosen)
         self._fit["guarded"] = [by_evidence, float(self.prior_precision)]
-
-    @property
-    def evidence(self) -> Evidence:
-        """What the marginal likelihood depends on."""
-        self._check_fitted()
-        weights = [ops.convert_to_numpy(value) for value in self.mean()]
-        squares = [np.sum(np.square(value, dtype="float64")) for value in weights]
-        network = self.logit_network
-        is_free = network.likelihood.free_scale
-        return Evidence(
-            eigenvalues=self.structure.eigenvalues(),
-            norm=float(sum(squares)),
-            log_likelihood=self._fit["log_likelihood"],
-            numbers=self._fit["examples"] * network.width if is_free else 0,
-            temperature=self._options.temperature,
-        )
-
-    @property
-    def prior_scale(self) -> float:
-        """The prior's standard deviation: where "guarded" narrowed it, that of "marglik"."""
-        precision = float(self.prior_precision)
-        by_evidence, narrowed = self._fit.get("guarded", (precision, precision))
-        if precision == narrowed:
-            precision = by_evidence
-        return precision**-0.5
-
-    def log_marginal_likelihood(
-        self, prior_precision: float | None = None, noise_scale: float | None = None
-    ) -> float:
-        """Return the logarithm of the evidence, to compare models and priors by.
-
-        Costs a sum over the weights.
-
-        Args:
-            prior_precision: None takes the one that was fitted, before "guarded" narrowed it.
-            noise_scale: of the targets of a plain regression; None takes the one that was fitted.
-
-        Returns:
-            log p(D), in nats.
-        """
-        if prior_precision is None:
-            prior_precision = self.prior_scale**-2
-        if noise_scale is None:
-            noise_scale = float(self.noise_scale)
-        checks.positive("prior_precision", prior_precision)
-        checks.positive("noise_scale", noise_scale)
-        return self.evidence.log_prob(prior_precision, noise_scale)
 
     def scale(self, values: Tensor) -> Tensor:
         """Return the variances along eigenvectors of the Hessian with these eigenvalues."""
@@ -376,7 +364,7 @@ class Laplace(FlatPosterior):
             return ProbitSampler(self, 1, 1)
         chunk_size = options.get("chunk_size")
         if self.is_last_layer:  # linear in its weights: the draws are the same
-            return NetworkSampler(self, samples, chunk_size or 64)
+            return NetworkSampler(self, samples, chunk_size or draws_at_once(self.logit_network))
         if self._options.pred_type == "nn":
             return NetworkSampler(self, samples, chunk_size or 4)
         return LinearizedSampler(self, samples, chunk_size or 64)
@@ -384,7 +372,3 @@ class Laplace(FlatPosterior):
     def get_config(self) -> dict[str, Any]:
         model = keras.saving.serialize_keras_object(self.network)
         return {**super().get_config(), "model": model, **self._options._asdict(), "fit": self._fit}
-
-    def _check_fitted(self) -> None:
-        if not self._fit:
-            raise ValueError("The Laplace approximation is not fitted: call fit(x, y) first.")

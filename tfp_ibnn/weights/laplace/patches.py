@@ -41,6 +41,12 @@ class _Slide(NamedTuple):
         return before, lacking - before
 
 
+def is_pointwise(layer: Any) -> bool:
+    """Whether a convolution multiplies each position alone: no patches, and sizes may be open."""
+    is_last = layer.data_format == "channels_last"
+    return is_last and set(layer.kernel_size) == set(layer.strides) == {1}
+
+
 def patches(layer: Any, x: Tensor) -> Tensor:
     """Return the inputs of a convolution's matrix at each position of its kernel.
 

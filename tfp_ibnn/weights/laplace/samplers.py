@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from tfp_ibnn._core.backend import Tensor, jvp
+from tfp_ibnn._core.rows import in_blocks
 from tfp_ibnn.prediction.samplers import WeightSampler
 from tfp_ibnn.weights.laplace.blocks import Block
 from tfp_ibnn.weights.laplace.curvature import linearized
+from tfp_ibnn.weights.laplace.positions import ROWS
 from tfp_ibnn.weights.vectors import split
 
 
@@ -65,10 +67,16 @@ class NetworkSampler(LinearizedSampler):
     def _prepared(self, inputs: Any) -> _Prepared:
         values = super()._prepared(inputs)
         first = self._first_block()
+        if self._posterior.is_last_layer:
+            return _Prepared(values, first.tap(self._features(values)))
         if len(values) != 1 or not _is_whole_matrix(first):
             return _Prepared(values, None)
         (x,) = values.values()
         return _Prepared(values, first.tap(x))
+
+    def _features(self, values: dict[int, Tensor]) -> Tensor:
+        """Return the input of a last layer."""
+        return self._posterior.logit_network.features(values)
 
     def _first_block(self) -> Block:
         return self._posterior.structure.blocks[0]
@@ -80,7 +88,7 @@ class NetworkSampler(LinearizedSampler):
         if prepared.tap is not None:
             products = _products(self._first_block(), prepared.tap, sets)
             if posterior.is_last_layer:
-                return ops.moveaxis(products[:, 0], 1, 0)
+                return self._at_positions(ops.moveaxis(products, 2, 0), prepared)
 
         def logits_of_draw(place: Tensor) -> Tensor:
             runs = {}
@@ -91,6 +99,13 @@ class NetworkSampler(LinearizedSampler):
 
         places = ops.arange(numbers.shape[0], dtype="int32")
         return ops.map(logits_of_draw, places)
+
+    def _at_positions(self, rows: Tensor, prepared: _Prepared) -> Tensor:
+        """Return numbers (S, N, positions, K) of a last layer in the shape of its outputs."""
+        network = self._posterior.logit_network
+        sizes = network.positions(self._features(prepared.values))
+        draws, examples, _, width = ops.shape(rows)
+        return ops.reshape(rows, (draws, examples, *sizes, width))
 
     def _run_of_first(self, product: Tensor) -> dict[Any, Callable[..., Tensor]]:
         """Return what runs the first layer, by the layer: its product (N, positions, outputs)."""
@@ -117,9 +132,7 @@ class ProbitSampler(NetworkSampler):
         network = posterior.logit_network
         structure = posterior.structure
         if posterior.is_last_layer:
-            features = prepared.tap[:, 0]
-            variance = structure.variance(features, posterior.scale)
-            return network.logits(prepared.values), variance
+            return self._moments_of_last_layer(prepared)
         logits, _, slopes_of = linearized(network, structure.blocks, prepared.values)
 
         def variance_of_logit(unit: Tensor) -> Tensor:
@@ -129,6 +142,22 @@ class ProbitSampler(NetworkSampler):
         units = ops.eye(logits.shape[-1], dtype=logits.dtype)
         variances = ops.map(variance_of_logit, units)
         return logits, ops.transpose(variances)
+
+    def _moments_of_last_layer(self, prepared: _Prepared) -> tuple[Tensor, Tensor]:
+        posterior = self._posterior
+        mean = _products(self._first_block(), prepared.tap, posterior.center()[None])
+        logits = ops.moveaxis(mean, 2, 0)
+
+        def variance(rows: Tensor) -> Tensor:
+            return posterior.structure.variance(rows, posterior.scale)
+
+        features = ops.reshape(prepared.tap, (-1, prepared.tap.shape[-1]))
+        if posterior.logit_network.has_positions:
+            variances = in_blocks(variance, features, ROWS)
+        else:
+            variances = variance(features)
+        variances = ops.reshape(variances, ops.shape(logits))
+        return tuple(self._at_positions(x, prepared)[0] for x in (logits, variances))
 
 
 def _products(block: Block, tap: Tensor, sets: Tensor) -> Tensor:

@@ -52,12 +52,12 @@ class Structure:
         """Return the shapes of what `step` returns."""
         return [(self.size,)]
 
-    def once(self, taps: list[Tap], mask: Tensor) -> list[Tensor]:
+    def once(self, taps: list[Tap], weight: Tensor) -> list[Tensor]:
         """Return what a batch adds whatever the column.
 
         Args:
             taps: the inputs of the blocks.
-            mask: (N,), 0 for the examples with which the batch is filled up.
+            weight: (N,), how often each example counts; 0 for those that fill the batch up.
 
         Returns:
             Tensors that are summed over the batches; none by default.
@@ -94,12 +94,12 @@ class Structure:
         only_pass = one_pass()
         return only_pass, self.finish(only_pass.values, only_pass.examples)
 
-    def finish(self, sums: list[np.ndarray], examples: int) -> list[np.ndarray]:
+    def finish(self, sums: list[np.ndarray], examples: float) -> list[np.ndarray]:
         """Return the values of the variables.
 
         Args:
             sums: those of `once` and of `step`, over all batches.
-            examples: number of examples.
+            examples: number of examples, or the sum of their weights.
 
         Returns:
             One array for each variable.

@@ -44,8 +44,10 @@ def settings(layer: keras.layers.Layer) -> dict[str, Any]:
     private = {f"_{name}" for name in arguments(layer)}
     values = {}
     for name, value in vars(layer).items():
-        is_of_user = name not in of_keras and (not name.startswith("_") or name in private)
-        if is_of_user and _is_setting(value):
+        is_private = name.startswith("_") and name not in private
+        if name in of_keras or is_private:
+            continue
+        if _is_setting(value):
             values[name] = _plain(value)
     return values
 

@@ -177,8 +177,10 @@ def seconds_of_one(trial: Trial, first_seconds: float, setting: Setting) -> Work
     raw = trial.watched()
     scoring = fits * _timed(lambda: setting.output.best_nll(raw, examples.y, examples.weight))
     training = _seconds_of_training(setting)
+    compiling = max(0.0, first_seconds - row * examples.size - scoring)
     return training._replace(
-        predictions=max(0.0, first_seconds - row * examples.size - scoring),
+        # The first prediction of a process takes longer; a step is never compiled in less time.
+        predictions=min(compiling, training.trainings),
         rows=row,
         scored=scoring / examples.size,
     )

@@ -145,7 +145,7 @@ def test_ctrl_c_keeps_what_was_trained(small, monkeypatch):
 
     monkeypatch.setattr(Training, "epoch", second_is_interrupted)
     report = small(train=data, epochs=5)
-    assert [x.name for x in report.candidates][2] == "fine-tuned"
+    assert "fine-tuned" in [x.name for x in report.candidates]
     assert report.notes["best epochs"] == "fine-tuned: 1"
     assert report.notes["interrupted"] == "yes"
     assert np.isfinite(report.model.predict(small.x, verbose=0)["mean"]).all()

@@ -11,6 +11,7 @@ import pytest
 
 from tfp_ibnn.calibration import Table
 from tfp_ibnn.calibration.report import Candidate, Report, behind, choose
+from tfp_ibnn.likelihoods.class_scaling import ClassScaling
 
 
 def test_cheapest_within_one_standard_error_is_chosen():
@@ -27,6 +28,24 @@ def test_cheapest_within_one_standard_error_is_chosen():
     assert choose(np.stack([near, base, near - 0.5 * error]), [(1,), (2,), (1,)]) == 2
     # Even if that one is so like the best that it is outside of its own standard error.
     assert choose(np.stack([near, base + 0.5 * error, base]), [(1,), (1,), (2,)]) == 1
+
+
+def test_a_temperature_is_preferred_to_a_scaling_of_each_class(handmade, monkeypatch):
+    """Unless it is worse by more than one standard error."""
+    monkeypatch.setattr(Report, "model_of", lambda self, name: None)
+    untreated, scaled, *_ = handmade.candidates
+    noise = np.random.default_rng(1).normal(size=len(scaled.nll))
+    noise -= noise.mean()
+
+    def chosen(gain):
+        by_class = {"parameter": ClassScaling(), "nll": scaled.nll + noise - gain}
+        rival = dataclasses.replace(scaled, name="as it is + vector scaling", **by_class)
+        report = dataclasses.replace(handmade, candidates=[untreated, scaled, rival])
+        return report.chosen.name
+
+    error = noise.std(ddof=1) / np.sqrt(len(noise))
+    assert chosen(0.9 * error) == "as it is + temperature"
+    assert chosen(1.1 * error) == "as it is + vector scaling"
 
 
 def test_why_names_the_best_and_what_is_as_good_for_less():

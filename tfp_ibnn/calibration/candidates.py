@@ -73,6 +73,16 @@ class Candidate:
         )
 
     @property
+    def price(self) -> tuple[float, float, bool]:
+        """By what the choice is made: passes, trainings, and whether each class was fitted.
+
+        Parameters of each class fit few examples too well, so a temperature that is as good is
+        preferred to them.
+        """
+        passes, trainings, _ = self.cost
+        return passes, trainings, isinstance(self.parameter, ClassScaling)
+
+    @property
     def shown_parameter(self) -> float | str:
         """The parameter as a table shows it: a number, or several joined by commas, or words."""
         if isinstance(self.parameter, ClassScaling):

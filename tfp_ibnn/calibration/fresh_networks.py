@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -21,6 +22,26 @@ SNAPSHOTS = 20
 
 Build = Callable[[], keras.Model]
 """What returns a compiled, untrained network."""
+
+
+def check_build(build: Any, model_epochs: float) -> None:
+    """Raise if it is unknown how to train fresh networks, or for how long.
+
+    Args:
+        build: what the user gives; None is allowed.
+        model_epochs: those that the model was trained for; 0 if unknown.
+    """
+    if build is not None and not callable(build):
+        raise ValueError(
+            "`build` must be a function that returns a compiled, untrained Keras model; "
+            f"got {build!r}."
+        )
+    if not model_epochs:
+        raise ValueError(
+            "effort='trainings' trains fresh networks for as many steps as `model`, whose "
+            "optimizer has taken none: load the model together with its optimizer, or write "
+            "model.optimizer.iterations.assign(steps) after `compile`."
+        )
 
 
 class FreshNetworks:

@@ -64,7 +64,7 @@ class Report:
         unit = self.candidates[0].trial.engine.network
         for candidate in self.candidates:
             candidate.unit = unit
-        costs = [candidate.cost[:2] for candidate in self.candidates]
+        costs = [candidate.price for candidate in self.candidates]
         nll = [candidate.nll for candidate in self.candidates]
         self.chosen = self.candidates[choose(nll, costs, self.weight, self.groups)]
         self.model = self.model_of(self.chosen.name)

@@ -19,7 +19,7 @@ from tfp_ibnn.calibration.fine_tuning import (
     epochs_of_fine_tuning,
     fine_tuning_optimizer,
 )
-from tfp_ibnn.calibration.fresh_networks import FreshNetworks
+from tfp_ibnn.calibration.fresh_networks import FreshNetworks, check_build
 from tfp_ibnn.calibration.report import Report
 from tfp_ibnn.calibration.speed import announce_times, in_words
 from tfp_ibnn.calibration.stages import mark_untried, run_stages
@@ -138,7 +138,7 @@ def calibrate(
         training, data = prepare(train, validation, model, output, batch_size, seed)
     model_epochs = epochs_of(model, training)
     if effort == "trainings":
-        _check_build(build, model_epochs)
+        check_build(build, model_epochs)
     _announce(training, data, say)
     setting = Setting(
         model=model,
@@ -226,21 +226,6 @@ def _announce(training: Training, data: Validation, say: Callable[[str], None]) 
     say(f"Training examples: {training.size:,}. Validation examples: {data.shares}.")
     say("Each NLL is of those to fit, at the temperature or scale that suits it best.")
     say("The first prediction and the first epoch of each kind take longer: they are compiled.")
-
-
-def _check_build(build: Any, model_epochs: float) -> None:
-    """Raise if it is unknown how to train fresh networks, or for how long."""
-    if build is not None and not callable(build):
-        raise ValueError(
-            "`build` must be a function that returns a compiled, untrained Keras model; "
-            f"got {build!r}."
-        )
-    if not model_epochs:
-        raise ValueError(
-            "effort='trainings' trains fresh networks for as many steps as `model`, whose "
-            "optimizer has taken none: load the model together with its optimizer, or write "
-            "model.optimizer.iterations.assign(steps) after `compile`."
-        )
 
 
 def _compare(

@@ -126,14 +126,17 @@ def _untrained(sizes: Sizes) -> Work:
     work = as_it_is.plus(sizes.predicted(sizes.draws), sizes.noisy)
     if sizes.given:
         work = work.plus(sizes.predicted(sizes.given))
-    # Noise on the inputs of layers, of several scales.
-    work = work.plus(sizes.predicted(sizes.draws, len(SCALES)))
-    # Laplace of the last layer: one pass for all draws, and the pass that its Hessian takes.
+    noise = sizes.predicted(sizes.draws, len(SCALES))  # on the inputs of layers
+    return work.plus(noise).plus(_laplace_of_the_last_layer(sizes))
+
+
+def _laplace_of_the_last_layer(sizes: Sizes) -> Work:
+    """Return the work of a pass for its Hessian, and of one pass for all draws."""
     states = len(PRIOR_FACTORS)
-    work = work.plus(sizes.predicted(1, states))
     hessian = Work(predictions=1, rows=min(sizes.train, EXAMPLES))
     scored = Work(scored=(sizes.draws - 1) * (states * sizes.fit + sizes.score))
-    return work.plus(hessian).plus(scored)
+    prediction = sizes.predicted(1, states)
+    return hessian.plus(scored).plus(prediction)
 
 
 def _fine_tuned(sizes: Sizes) -> Work:
@@ -174,8 +177,10 @@ def seconds_of_one(trial: Trial, first_seconds: float, setting: Setting) -> Work
     raw = trial.watched()
     scoring = fits * _timed(lambda: setting.output.best_nll(raw, examples.y, examples.weight))
     training = _seconds_of_training(setting)
+    compiling = max(0.0, first_seconds - row * examples.size - scoring)
     return training._replace(
-        predictions=max(0.0, first_seconds - row * examples.size - scoring),
+        # The first prediction of a process takes longer; a step is never compiled in less time.
+        predictions=min(compiling, training.trainings),
         rows=row,
         scored=scoring / examples.size,
     )

@@ -20,7 +20,9 @@ from tfp_ibnn.calibration.fine_tuning import (
     fine_tuning_optimizer,
 )
 from tfp_ibnn.calibration.fresh_networks import FreshNetworks
+from tfp_ibnn.calibration.network import as_network, with_graph
 from tfp_ibnn.calibration.report import Report
+from tfp_ibnn.calibration.rows import described, groups_of
 from tfp_ibnn.calibration.speed import announce_times, in_words
 from tfp_ibnn.calibration.stages import mark_untried, run_stages
 from tfp_ibnn.calibration.trials import Setting, Trial, deadline, posterior_engine
@@ -30,7 +32,6 @@ from tfp_ibnn.likelihoods import Likelihood
 from tfp_ibnn.likelihoods.infer import likelihood_for_calibration
 from tfp_ibnn.likelihoods.last_layer import activation_of
 from tfp_ibnn.weights import WeightPosterior, WeightSets
-from tfp_ibnn.weights.features import check_network, check_rows
 
 
 def calibrate(
@@ -74,8 +75,10 @@ def calibrate(
     Ctrl-C ends the training, not the comparison, and a candidate that fails costs a warning.
 
     Args:
-        model: a trained Functional or Sequential model with one output.
-        train: arrays (x, y) or (x, y, weight), a `tf.data.Dataset` or a `PyDataset`.
+        model: a trained model with one output or several, (N, K) or (N, ..., K).
+        train: arrays (x, y) or (x, y, weight), a `tf.data.Dataset` or a `PyDataset`. Of several
+            outputs, y is a dict by their names, or a list in their order; so may be the weights.
+            For class weights, give each example the weight of its class.
         validation: the same, of examples that the model was not trained on; one of weight 2 counts
             as two. None takes a fifth of the training arrays, which is second best.
         effort: "seconds" (the default), "minutes" or "trainings"; what each takes on this machine
@@ -127,7 +130,7 @@ def calibrate(
     if batch_size is not None:
         batch_size = checks.positive_integer("batch_size", batch_size)
     seed = checks.whole("seed", seed)
-    _check_model(model)
+    model = as_network(model)
     output, loss = likelihood_for_calibration(model, loss)
     posteriors = _posteriors(candidates or {}, model)
     if effort != "seconds":
@@ -172,16 +175,6 @@ def _effort(effort: Any, epochs: Any) -> str:
     return "minutes" if effort == "seconds" else effort
 
 
-def _check_model(model: Any) -> None:
-    """Raise if a model is not a network with one output of shape (N, K)."""
-    if isinstance(model, PredictionWrapper):
-        raise ValueError(
-            f"`model` is a {type(model).__name__} already: give the network inside it."
-        )
-    check_network(model)
-    check_rows(model.output_shape)
-
-
 def _posteriors(candidates: Mapping[str, Any], model: keras.Model) -> dict[str, WeightPosterior]:
     """Return the candidates of the user as posteriors over weights, or raise.
 
@@ -199,6 +192,8 @@ def _posteriors(candidates: Mapping[str, Any], model: keras.Model) -> dict[str, 
                 "ibnn.DeepEnsemble(models), or a plain Keras model; "
                 f"got {type(candidate).__name__}."
             )
+        if not is_posterior and network.built:
+            candidate = network = with_graph(network)
         ends = _ends(functional_graph(network))
         expected_ends = _ends(functional_graph(model))
         if ends != expected_ends:
@@ -351,6 +346,8 @@ def _report(
         notes=notes,
         seed=setting.seed,
         weight=data.score.weight,
+        groups=groups_of(data.score),
+        scored=described(data.score, "validation examples"),
     )
 
 

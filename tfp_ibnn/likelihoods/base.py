@@ -24,7 +24,7 @@ class Likelihood(Configured):
 
     - `MonteCarlo`: `draws`, `divergence`, `statistics`, `scores`, `pair`, `loss`;
     - posteriors over weights, such as `Laplace`: `targets`, `log_prob`, `hessian_factors`;
-    - `calibrate`: `fit`, `predict`, `nll`, `evidence`, `scaled`, `strata`.
+    - `calibrate`: `row_shapes`, `fit`, `predict`, `nll`, `evidence`, `scaled`, `strata`.
 
     Give an instance as the `head` of `MonteCarlo` or of a posterior over weights. To be saved, its
     class must be registered by `keras.saving.register_keras_serializable`, and keep the arguments
@@ -86,6 +86,19 @@ class Likelihood(Configured):
 
     def join(self, values: dict[str, Any]) -> Any:
         """Put together what `split` has taken apart."""
+        return values[""]
+
+    @property
+    def row_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of a row's `outputs`, `y` and `prediction` in a calibration."""
+        raise self._missing("row_shapes")
+
+    def split_rows(self, **arrays: Any) -> dict[str, dict[str, Any]]:
+        """Return arrays of rows, such as `outputs`, `y` and `prediction`, of each output."""
+        return {"": arrays}
+
+    def join_rows(self, kind: str, values: dict[str, np.ndarray], numbers: np.ndarray) -> Any:
+        """Put together the rows of all outputs; `numbers` has the place of each row's output."""
         return values[""]
 
     def check_outputs(self, outputs: Any) -> None:
@@ -390,9 +403,3 @@ def or_nan(values: Tensor, valid: Tensor) -> Tensor:
     """
     nan = ops.full_like(values, float("nan"))
     return ops.where(valid, values, nan)
-
-
-def diagonal(values: Tensor) -> Tensor:
-    """Return diagonal matrices (examples, width, width) of values (examples, width)."""
-    identity = ops.eye(values.shape[-1], dtype=values.dtype)
-    return values[:, :, None] * identity

@@ -53,6 +53,8 @@ class Categorical(Likelihood):
         " + isotonic": "isotonic",
     }
     column = "T"
+    ignored: int | None = None
+    """The class whose labels `calibrate` leaves out: the `ignore_class` of the loss."""
 
     def __init__(
         self,
@@ -143,6 +145,10 @@ class Categorical(Likelihood):
         return ops.reshape(loss, positions)
 
     # Calibration
+
+    @property
+    def row_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"outputs": (self.width,), "y": (), "prediction": (self.width,)}
 
     @property
     def head(self) -> dict[str, Any]:
@@ -262,7 +268,8 @@ def entropy(probabilities: Tensor) -> Tensor:
 def log_of(probabilities: Tensor) -> Tensor:
     """Return logarithms; of 0, that of the smallest normal number."""
     dtype = keras.backend.standardize_dtype(probabilities.dtype)
-    return ops.log(ops.maximum(probabilities, np.finfo(dtype).tiny))
+    tiny = float(np.finfo(dtype).tiny)
+    return ops.log(ops.maximum(probabilities, tiny))
 
 
 def check_probabilities(outputs: np.ndarray) -> None:

@@ -76,3 +76,9 @@ def finite_numbers(y: Any, width: int, what: str) -> np.ndarray:
         raise ValueError(f"{what} must have the shape (N, {width}); got {y.shape}.")
     check_each(y, np.isfinite, what, "finite numbers")
     return y
+
+
+def diagonal(values: Tensor) -> Tensor:
+    """Return diagonal matrices (examples, width, width) of values (examples, width)."""
+    identity = ops.eye(values.shape[-1], dtype=values.dtype)
+    return values[:, :, None] * identity

@@ -1,5 +1,6 @@
-"""The network that is calibrated, as a graph."""
+"""The network that is calibrated, as a graph, and those that it is compared with."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -7,6 +8,8 @@ import keras
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.conversion.wrappers import PredictionWrapper
 from tfp_ibnn.layers import stochastic_layers
+from tfp_ibnn.likelihoods.last_layer import activation_of
+from tfp_ibnn.weights import WeightPosterior, WeightSets
 
 
 def as_network(model: Any) -> keras.Model:
@@ -64,3 +67,44 @@ def without_graph(network: keras.Model) -> keras.Model:
         return network
     (inner,) = called
     return inner if functional_graph(inner) is None else network
+
+
+def posteriors_of(candidates: Mapping[str, Any], model: keras.Model) -> dict[str, WeightPosterior]:
+    """Return the candidates of the user as posteriors over weights, or raise.
+
+    Args:
+        candidates: posteriors over weights or Keras models, by name.
+        model: the one whose inputs and outputs they must have.
+    """
+    posteriors = {}
+    for name, candidate in dict(candidates).items():
+        is_posterior = isinstance(candidate, WeightPosterior)
+        network = candidate.network if is_posterior else candidate
+        if isinstance(network, PredictionWrapper) or not isinstance(network, keras.Model):
+            raise ValueError(
+                f"`candidates[{name!r}]` must be a posterior over weights, such as "
+                "ibnn.DeepEnsemble(models), or a plain Keras model; "
+                f"got {type(candidate).__name__}."
+            )
+        if not is_posterior and network.built:
+            candidate = network = with_graph(network)
+        ends = _ends(functional_graph(network))
+        expected_ends = _ends(functional_graph(model))
+        if ends != expected_ends:
+            raise ValueError(
+                f"`candidates[{name!r}]` has {ends}; `model` has {expected_ends}, "
+                "and they must be alike."
+            )
+        posteriors[name] = candidate if is_posterior else WeightSets([candidate])
+    return posteriors
+
+
+def _ends(graph: keras.Model | None) -> str:
+    """Describe the shapes of a model's inputs and outputs, and whether these are probabilities."""
+    if graph is None:
+        return "no graph: it is not built, or not a Functional or Sequential model"
+    inputs = [tuple(tensor.shape[1:]) for tensor in graph.inputs]
+    outputs = [tuple(tensor.shape[1:]) for tensor in graph.outputs]
+    if activation_of(graph) in ("softmax", "sigmoid"):
+        return f"inputs {inputs} and outputs {outputs}, probabilities"
+    return f"inputs {inputs} and outputs {outputs}, not probabilities"

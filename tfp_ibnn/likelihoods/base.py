@@ -1,7 +1,7 @@
 """What a network's output means: the base of all kinds."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import keras
@@ -355,25 +355,6 @@ class Likelihood(Configured):
         return NotImplementedError(f"The likelihood {type(self).__name__} defines no `{method}`.")
 
 
-def check_each(y: np.ndarray, is_good: Callable[..., Any], what: str, want: str) -> None:
-    """Raise for the first example that is not valid, or not numeric.
-
-    Args:
-        y: (examples, ...).
-        is_good: function of y that returns booleans of its shape.
-        what: what y is, for the error.
-        want: what each example must be, for the error.
-    """
-    good = np.zeros(y.shape, bool)
-    if y.dtype.kind in "biuf":
-        good = is_good(y)
-    inner_axes = tuple(range(1, y.ndim))
-    good = good.all(axis=inner_axes)
-    if not good.all():
-        i = int(good.argmin())
-        raise ValueError(f"{what} must be {want}; got {y[i].tolist()!r} at example {i}.")
-
-
 def with_rank(weight: Tensor, rank: int) -> Tensor:
     """Return weights with a given number of axes.
 
@@ -389,17 +370,3 @@ def with_rank(weight: Tensor, rank: int) -> Tensor:
     missing = rank - len(weight.shape)
     ones = (1,) * missing
     return ops.reshape(weight, (*ops.shape(weight), *ones))
-
-
-def or_nan(values: Tensor, valid: Tensor) -> Tensor:
-    """Replace invalid values by NaN, so that no result hides them.
-
-    Args:
-        values: a tensor.
-        valid: which of them are valid.
-
-    Returns:
-        The valid values, and NaN for the others.
-    """
-    nan = ops.full_like(values, float("nan"))
-    return ops.where(valid, values, nan)

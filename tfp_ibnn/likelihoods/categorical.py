@@ -9,7 +9,8 @@ from scipy.special import softmax
 
 from tfp_ibnn import metrics
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn.likelihoods.base import Likelihood, check_each, or_nan
+from tfp_ibnn.likelihoods.arrays import check_each, or_nan
+from tfp_ibnn.likelihoods.base import Likelihood
 from tfp_ibnn.likelihoods.class_scaling import ClassScaling, best_isotonic, best_vector
 from tfp_ibnn.likelihoods.temperature import DOUBT, best_temperature
 from tfp_ibnn.metrics._base import TOLERANCE

@@ -12,7 +12,7 @@ from scipy.stats import norm
 
 from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn.layers.heads import GaussianHead, gaussian_nll, matched
-from tfp_ibnn.likelihoods.base import or_nan
+from tfp_ibnn.likelihoods.arrays import or_nan
 from tfp_ibnn.likelihoods.numbers import Numbers, diagonal
 from tfp_ibnn.likelihoods.quantiles import central_interval
 from tfp_ibnn.likelihoods.temperature import best_scale

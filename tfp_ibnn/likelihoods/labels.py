@@ -7,7 +7,7 @@ from keras import ops
 
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.layers.heads import matched
-from tfp_ibnn.likelihoods.base import check_each, or_nan
+from tfp_ibnn.likelihoods.arrays import check_each, or_nan
 from tfp_ibnn.likelihoods.categorical import (
     Categorical,
     check_probabilities,

@@ -8,7 +8,8 @@ from keras import ops
 
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.layers.heads import matched
-from tfp_ibnn.likelihoods.base import Likelihood, check_each
+from tfp_ibnn.likelihoods.arrays import check_each
+from tfp_ibnn.likelihoods.base import Likelihood
 from tfp_ibnn.metrics._mean import RootMeanSquaredError, RunningMean
 
 

@@ -178,6 +178,21 @@ def take_examples(examples: Examples, is_chosen: np.ndarray) -> Examples:
     return examples.take(of_rows(examples, is_chosen))
 
 
+def every_nth(examples: Examples, every: int) -> Examples:
+    """Return every n-th example, with all of its rows.
+
+    Args:
+        examples: with or without `Rows`.
+        every: 1 takes all.
+    """
+    groups = groups_of(examples)
+    if groups is None:
+        return examples.take(slice(None, None, every))
+    _, places = np.unique(groups, return_inverse=True)
+    is_taken = places % every == 0
+    return examples.take(is_taken)
+
+
 def thinned(examples: Examples, most: int, seed: int) -> Examples:
     """Return examples with at most so many rows of each output; without `Rows`, all of them.
 

@@ -48,7 +48,7 @@ def test_a_call_of_its_own_is_calibrated(classifier, monkeypatch, eagerly, tmp_p
         report = ibnn.calibrate(model, (x, y), (x, y), **options)
     before = keras.ops.convert_to_numpy(model(x))
     names = [candidate.name for candidate in report.candidates]
-    assert names[::2] == ["as it is", "fine-tuned", "Gaussian"]
+    assert {"as it is", "fine-tuned", "Gaussian"} <= {*names}
     scaled = report.candidates[1]
     assert scaled.parameter == pytest.approx(3, rel=0.5)
     made = report.model_of(scaled.name)
@@ -57,7 +57,7 @@ def test_a_call_of_its_own_is_calibrated(classifier, monkeypatch, eagerly, tmp_p
     made.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_allclose(loaded.predict(x, verbose=0)["mean"], mean, atol=1e-6)
-    noisy = report.model_of(names[-1]).predict(x, verbose=0)
+    noisy = report.model_of("Gaussian").predict(x, verbose=0)
     assert noisy["epistemic"].min() > 0
     # A candidate may have such a call as well.
     monkeypatch.setattr(run, "METHODS", methods(untrained.as_it_is, untrained.given))

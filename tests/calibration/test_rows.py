@@ -61,7 +61,11 @@ def test_a_pixel_classifier_gets_its_temperature(as_it_is, tmp_path):
     for name in ("accuracy", "nll", "brier", "ece"):
         column = {"nll": "NLL", "brier": "Brier", "ece": "ECE"}.get(name, name)
         assert scores[name] == pytest.approx(row[column], abs=1e-3)
-    assert "60 validation examples" in str(report.table())
+    assert report.table().caption.startswith("60 validation examples with 2,160 outputs")
+    by_class = report.model_of("as it is + vector scaling")
+    scores = by_class.evaluate(x, y, verbose=0, return_dict=True)
+    nll = report.evaluate((x, y), verbose=False)["as it is + vector scaling"]["NLL"]
+    assert scores["nll"] == pytest.approx(nll, abs=1e-4)
     folder = report.save(tmp_path / "saved")
     loaded = keras.models.load_model(folder / "model.keras")
     found, before = (each.predict(x[:2], verbose=0)["mean"] for each in (loaded, report.model))

@@ -121,6 +121,7 @@ def test_several_answers_of_yes_or_no(as_it_is, tmp_path):
         ensemble = ibnn.DeepEnsemble([model, model])
         report = calibrated(model, (x, y), (x, y), candidates={"ensemble": ensemble})
         scaled = report.candidates[1]
+        assert not any("isotonic" in candidate.name for candidate in report.candidates)
         logits = 3 * x.reshape(-1, 1, 1)
         expected = Labels(True, 1).fit(logits, y.ravel().astype(int))
         assert scaled.parameter == pytest.approx(expected, rel=1e-3)

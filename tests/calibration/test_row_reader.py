@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from keras import layers
 
+from tfp_ibnn.calibration import row_reader
 from tfp_ibnn.calibration.row_reader import RowReader
-from tfp_ibnn.calibration.rows import strata_of
+from tfp_ibnn.calibration.rows import every_nth, strata_of
 from tfp_ibnn.data.examples import Examples
 from tfp_ibnn.likelihoods import Categorical, Labels, Point
 from tfp_ibnn.likelihoods.infer import likelihood_for_calibration
@@ -83,6 +84,34 @@ def test_what_does_not_go_with_the_outputs(message):
         reader((2, None, 3), Categorical(True, 3, one_hot=False)).check(
             Examples(np.zeros((4, 2, 5, 3)), **given), "train"
         )
+
+
+def test_examples_are_read_a_few_at_a_time(monkeypatch):
+    random = np.random.default_rng(0)
+    y = random.integers(0, 3, (40, 5))
+    examples = Examples(random.normal(size=(40, 5, 3)), y, random.integers(0, 3, (40, 5)))
+    read = reader((5, 3), Categorical(True, 3))
+    total = np.sum(examples.weight > 0)
+    at_once = [read.rows(examples, "train", most) for most in (MOST, 17)]
+    monkeypatch.setattr(row_reader, "_BLOCK", 10)
+    seen = []
+    counted = row_reader._Labelled.counted_places
+
+    def counted_places(labelled):
+        seen.append(labelled.sizes)
+        return counted(labelled)
+
+    monkeypatch.setattr(row_reader._Labelled, "counted_places", counted_places)
+    for whole, most in zip(at_once, (MOST, 17), strict=True):
+        found = read.rows(examples, "train", most)
+        np.testing.assert_array_equal(found.x._index, whole.x._index)
+        np.testing.assert_array_equal(found.y, whole.y)
+        np.testing.assert_array_equal(found.weight, whole.weight)
+        assert found.size == min(most, total)
+        assert found.x.share == pytest.approx(found.size / total)
+    assert set(seen) == {(2, 5)}
+    some = every_nth(at_once[0], 4)
+    np.testing.assert_array_equal(np.unique(some.x.groups), np.arange(0, 40, 4))
 
 
 def two_outputs():

@@ -14,7 +14,7 @@ from tfp_ibnn.data.examples import Examples, read_batches
 from tfp_ibnn.likelihoods import Likelihood
 
 SCORED_ROWS = 2**17
-"""The largest number of positions of an output that are scored; see `Rows`."""
+"""The largest number of validation or test positions of an output; see `Rows`."""
 _NUMBERS = 2**23
 """The largest number of numbers in the prediction of these positions."""
 

@@ -220,6 +220,8 @@ class Report:
         """
         as_it_is = self.candidates[0]
         errors = (as_it_is.errors, self.chosen.errors)
+        if np.array_equal(*errors):
+            return ""
         prediction = self.chosen.prediction
         scores = losses(self.output, errors, prediction, self.weight, self.groups)
         if not scores:

@@ -8,6 +8,7 @@ import tfp_ibnn as ibnn
 from tests.calibration.tools import classes, methods, mlp
 from tfp_ibnn.calibration import Candidate, Report, fine_tuned, run, trials, untrained
 from tfp_ibnn.calibration.engine import Engine
+from tfp_ibnn.calibration.examples import Training
 from tfp_ibnn.conversion.copying import copy_of
 
 
@@ -16,6 +17,12 @@ def deterministic_only(monkeypatch):
     """Leave the other methods out, for what does not depend on them."""
     kept = methods(untrained.as_it_is, untrained.given, minutes=(fine_tuned.fine_tuned,))
     monkeypatch.setattr(run, "METHODS", kept)
+
+
+@pytest.fixture
+def as_it_is(deterministic_only, eagerly, monkeypatch):
+    """Train nothing, for what is about data and outputs."""
+    monkeypatch.setattr(Training, "epoch", lambda *args: None)
 
 
 @pytest.fixture

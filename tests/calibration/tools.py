@@ -1,6 +1,7 @@
 """Small networks to calibrate, and the likelihood of their classes."""
 
 import keras
+import numpy as np
 from keras import layers
 
 from tfp_ibnn.likelihoods import Categorical
@@ -42,3 +43,9 @@ def compiled(loss, outputs=3, **options):
     model = mlp(4, outputs, features=2, **options)
     model.compile("sgd", loss)
     return model
+
+
+def drawn_labels(logits, random):
+    """Labels of which a softmax of the logits gives the odds."""
+    noise = random.gumbel(size=logits.shape)
+    return np.argmax(logits + noise, axis=-1)

@@ -254,7 +254,7 @@ def test_wrong_targets_are_refused(model):
         ibnn.MonteCarlo(alone(model, "kind"), head={"kind": "softmax"})
 
 
-@pytest.mark.parametrize("what", ["laplace", "temperature", "conformal", "ood", "calibrate"])
+@pytest.mark.parametrize("what", ["laplace", "temperature", "conformal", "ood"])
 def test_what_is_for_one_output_says_so(model, what):
     plain = ibnn.to_deterministic(model)
     tries = {
@@ -262,7 +262,6 @@ def test_what_is_for_one_output_says_so(model, what):
         "temperature": lambda: ibnn.TemperatureScaling(plain).fit(X, Y["kind"]),
         "conformal": lambda: ibnn.Conformal(ibnn.MonteCarlo(model, samples=2)),
         "ood": lambda: ibnn.OODDetector(ibnn.MonteCarlo(model, samples=2), score="entropy"),
-        "calibrate": lambda: ibnn.calibrate(plain, (X, Y["kind"]), validation=(X, Y["kind"])),
     }
     with pytest.raises(ValueError, match="one (output|tensor)"):
         tries[what]()

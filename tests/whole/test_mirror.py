@@ -65,6 +65,7 @@ TESTED_ELSEWHERE = {
     "layers/tracking": "layers/test_model.py, whole/test_finiteness.py",
     "likelihoods/base": "whole/test_stranger.py",
     "likelihoods/categorical": "likelihoods/test_temperature.py, prediction/test_summary.py",
+    "likelihoods/arrays": "likelihoods/test_labels.py, likelihoods/test_last_layer.py",
     "likelihoods/numbers": "whole/test_stranger.py, likelihoods/test_several.py",
     "likelihoods/quantiles": "likelihoods/test_dirichlet.py, likelihoods/test_gaussian.py",
     "likelihoods/second_order": "likelihoods/test_dirichlet.py, likelihoods/test_spread.py",

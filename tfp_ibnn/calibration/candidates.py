@@ -9,6 +9,7 @@ import numpy as np
 
 from tfp_ibnn.calibration import costs
 from tfp_ibnn.calibration.examples import Examples
+from tfp_ibnn.calibration.rows import row_width
 from tfp_ibnn.calibration.trials import Trial
 from tfp_ibnn.likelihoods import Likelihood
 from tfp_ibnn.likelihoods.class_scaling import ClassScaling
@@ -85,12 +86,24 @@ class Candidate:
     @property
     def shown_parameter(self) -> float | str:
         """The parameter as a table shows it: a number, or several joined by commas, or words."""
-        if isinstance(self.parameter, ClassScaling):
-            return str(self.parameter)
-        numbers = np.ravel(self.parameter).tolist()
-        if len(numbers) == 1:
-            return numbers[0]
-        return ", ".join(f"{number:.4g}" for number in numbers)
+        if not isinstance(self.parameter, dict):
+            return _shown(self.parameter)
+        # Of several outputs.
+        parts = []
+        for name, parameter in self.parameter.items():
+            shown = _shown(parameter)
+            parts.append(f"{name} {shown:.4g}" if isinstance(shown, float) else f"{name} {shown}")
+        return ", ".join(parts)
+
+
+def _shown(parameter: Any) -> float | str:
+    """Return a number, or several joined by commas, or words."""
+    if isinstance(parameter, ClassScaling):
+        return str(parameter)
+    numbers = np.ravel(parameter).tolist()
+    if len(numbers) == 1:
+        return numbers[0]
+    return ", ".join(f"{number:.4g}" for number in numbers)
 
 
 class Standing(NamedTuple):
@@ -269,7 +282,7 @@ def predict(
     Returns:
         For each parameter the prediction, (examples, ...).
     """
-    size = max(1, _BLOCK // (trial.engine.samples * output.width))
+    size = max(1, _BLOCK // (trial.engine.samples * row_width(output)))
     blocks = []
     for batch in examples.batches(size):
         raw = trial.engine.draw(trial.best, batch.x)

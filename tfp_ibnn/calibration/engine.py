@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfp_ibnn.calibration.rows import Rows
 from tfp_ibnn.prediction import MonteCarlo
 from tfp_ibnn.training.callbacks import random_state_kept
 
@@ -57,12 +58,14 @@ class Engine:
 
         Args:
             state: from `read` or `train`.
-            x: inputs, an array or a structure of arrays.
+            x: inputs, an array or a structure of arrays; or `Rows`.
 
         Returns:
-            (examples, draws, width).
+            (examples, draws, width), or (rows, draws, width).
         """
         self._load(state)
+        if isinstance(x, Rows):
+            return x.outputs(self._samples_by_name, self.samples)
         count = len(keras.tree.flatten(x)[0])
         if count % _BATCH:
             # Examples are repeated up to a full batch: JAX would compile the prediction again
@@ -72,6 +75,13 @@ class Engine:
             x = keras.tree.map_structure(lambda part: part[index], x)
         prediction = self._sampler.predict(x, batch_size=_BATCH, verbose=0)
         return prediction["samples"][:count]
+
+    def _samples_by_name(self, x: Any) -> dict[str, np.ndarray]:
+        """Return the samples (examples, draws, ..., width) of each output, for one batch."""
+        count = len(keras.tree.flatten(x)[0])
+        prediction = self._sampler.predict(x, batch_size=count, verbose=0)
+        parts = self._sampler.likelihood.split(prediction)
+        return {name: part["samples"] for name, part in parts.items()}
 
     def train(self, state: State, fit: Callable[[keras.Model], None]) -> State:
         """Return the state after some training.

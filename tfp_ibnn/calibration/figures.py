@@ -1,5 +1,6 @@
 """The figure of a report: what candidates cost and gain, and the calibration before and after."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,16 +38,54 @@ def report_figure(
     with needs("plots"):
         import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=_SIZE, width_ratios=(1.25, 1), layout="constrained"
+    count = len(output.parts)
+    width, height = _SIZE
+    further = (count - 1) * height
+    ones = [1] * count
+    figure, (left, *others) = plt.subplots(
+        1,
+        1 + count,
+        figsize=(width + further, height),
+        width_ratios=(1.25, *ones),
+        layout="constrained",
     )
     *_, chosen = panels.values()
-    if output.is_classifier:
-        _draw_reliability(right, panels, y, weight)
-    else:
-        _draw_coverage(right, panels, output, y, weight)
+    for ax, name in zip(others, output.parts, strict=True):
+        _draw_calibration(ax, name, panels, output, y, weight)
     _draw_costs(left, compared, chosen)
     return figure
+
+
+def _draw_calibration(
+    ax: Any,
+    name: str,
+    panels: Mapping[str, Candidate],
+    output: Likelihood,
+    y: np.ndarray,
+    weight: np.ndarray | None,
+) -> None:
+    """Draw the calibration of one output.
+
+    Args:
+        ax: where.
+        name: of the output; "" if there is one alone.
+        panels: the candidates by label.
+        output: what their predictions mean.
+        y: the targets of their predictions.
+        weight: how often each row counts; None is once.
+    """
+    part = output.parts[name]
+    own = {}
+    for when, candidate in panels.items():
+        split = output.split_rows(prediction=candidate.prediction, y=y, weight=weight)
+        rows = split[name]
+        own[when] = dataclasses.replace(candidate, prediction=rows["prediction"])
+    if part.is_classifier:
+        _draw_reliability(ax, own, rows["y"], rows["weight"])
+    else:
+        _draw_coverage(ax, own, part, rows["y"], rows["weight"])
+    if name:
+        ax.set_title(f"{name}: {ax.get_title()}", fontsize=12)
 
 
 def _draw_costs(ax: Any, compared: Sequence[Standing], chosen: Candidate) -> None:

@@ -1,7 +1,6 @@
 """The evidence: every candidate's scores, the one that was chosen, and why."""
 
 import dataclasses
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,17 +14,18 @@ from tfp_ibnn._core.progress import Heartbeat, printer
 from tfp_ibnn.calibration.candidates import Candidate, Standing, behind, choose, standings
 from tfp_ibnn.calibration.card import environment, model_card
 from tfp_ibnn.calibration.deciding import decisions_of
+from tfp_ibnn.calibration.doubts import losses
 from tfp_ibnn.calibration.evaluation import evaluation
-from tfp_ibnn.calibration.examples import Examples, read
+from tfp_ibnn.calibration.examples import Examples
 from tfp_ibnn.calibration.figures import report_figure
+from tfp_ibnn.calibration.reading import read
 from tfp_ibnn.calibration.record import record_of, to_json
+from tfp_ibnn.calibration.rows import described, groups_of
 from tfp_ibnn.calibration.scaling import scaled_model
 from tfp_ibnn.calibration.table import Table
 from tfp_ibnn.calibration.trials import deadline
 from tfp_ibnn.likelihoods import Likelihood
 from tfp_ibnn.prediction import MonteCarlo
-
-_MARGIN = 1.96  # of 95 %, in standard errors
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -43,6 +43,7 @@ class Report:
         seed: of the ECE's floor, and of the split in `decide`.
         weight: how often each of these examples counts; None is once.
         groups: the example of each row of `y`, if examples have several rows, such as pixels.
+        scored: how many examples that are, in words; "" counts `y` and `groups`.
 
     Attributes:
         chosen: the `Candidate` that was chosen.
@@ -57,6 +58,7 @@ class Report:
     seed: int
     weight: np.ndarray | None = None
     groups: np.ndarray | None = None
+    scored: str = ""
     chosen: Candidate = dataclasses.field(init=False)
     model: MonteCarlo = dataclasses.field(init=False)
 
@@ -110,7 +112,7 @@ class Report:
             - "MB": the memory of its weights, and of all that a posterior holds;
             - "seconds" that fitting and training took.
         """
-        examples = _count("validation", self.y, self.groups)
+        examples = self.scored or _count("validation", self.y, self.groups)
         caption = f"{examples}, on which the choice was made"
         predictions = {candidate.name: candidate.prediction for candidate in self.candidates}
         table = self._table(caption, predictions, self.y, self.weight, self.groups)
@@ -136,10 +138,12 @@ class Report:
         say = printer(verbose)
         with Heartbeat("reading the test examples", say):
             examples = self._read(test)
-        say(f"Scoring {len(self.candidates)} candidates on {examples.size:,} test examples.")
+        count = described(examples, "test examples")
+        say(f"Scoring {len(self.candidates)} candidates on {count}.")
         scored = evaluation(self.candidates, self.chosen, self.output, examples, end, say)
-        caption = "; ".join([_count("test", examples.y, None), *scored.missing])
-        return self._table(caption, scored.predictions, examples.y, examples.weight, None)
+        caption = "; ".join([count, *scored.missing])
+        groups = groups_of(examples)
+        return self._table(caption, scored.predictions, examples.y, examples.weight, groups)
 
     def _read(self, test: Any) -> Examples:
         return read(test, self.candidates[0].trial.engine.network, self.output, "test")
@@ -167,10 +171,15 @@ class Report:
             - "OOD AUROC", without `ood`: a note that it was left out.
 
         Raises:
-            ValueError: for examples with weights.
+            ValueError: for examples with weights, positions or several outputs.
         """
         with Heartbeat("deciding on the test examples", printer(verbose)):
             examples = self._read(test)
+            if groups_of(examples) is not None:
+                raise ValueError(
+                    "`decide` is for one output of shape (N, K): for others, fit ibnn.Conformal "
+                    "and ibnn.OODDetector to report.model."
+                )
             if examples.weight is not None and np.any(examples.weight != 1):
                 raise ValueError("`test` has weights, which `decide` cannot use: give (x, y).")
             decisions = decisions_of(self.model, self.output, examples, ood or {}, self.seed)
@@ -210,19 +219,13 @@ class Report:
             examples of the selection, is beyond its 95 % margin.
         """
         as_it_is = self.candidates[0]
-        errors = [as_it_is.errors, self.chosen.errors]
-        distance, error = behind(errors, self.weight, best=0, groups=self.groups)
-        more = distance[1]
-        margin = _MARGIN * error[1]
-        if more <= margin:
+        errors = (as_it_is.errors, self.chosen.errors)
+        if np.array_equal(*errors):
             return ""
-        now = np.average(self.chosen.errors, weights=self.weight)
-        before = np.average(as_it_is.errors, weights=self.weight)
-        scores = f"RMSE {math.sqrt(now):.4f} against {math.sqrt(before):.4f}"
-        if self.output.is_classifier:
-            scores = (
-                f"accuracy {1 - now:.4f} against {1 - before:.4f}, {more:.4f} ± {margin:.4f} less"
-            )
+        prediction = self.chosen.prediction
+        scores = losses(self.output, errors, prediction, self.weight, self.groups)
+        if not scores:
+            return ""
         untreated = [x.name for x in self.candidates if x.trial is as_it_is.trial]
         # Those of `variants_as_it_is`, which come last, may be less accurate too.
         *_, remedy = untreated[: len(self.output.variants)]
@@ -247,7 +250,7 @@ class Report:
         their probability, with a band of twice the standard error of a calibrated model.
 
         Returns:
-            A Matplotlib figure of 10 by 4.5 inches.
+            A Matplotlib figure of 10 by 4.5 inches, wider for several outputs.
 
         Raises:
             ImportError: without Matplotlib.

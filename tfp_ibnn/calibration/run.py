@@ -20,17 +20,14 @@ from tfp_ibnn.calibration.fine_tuning import (
     fine_tuning_optimizer,
 )
 from tfp_ibnn.calibration.fresh_networks import FreshNetworks, check_build
+from tfp_ibnn.calibration.network import as_network, posteriors_of
 from tfp_ibnn.calibration.report import Report
+from tfp_ibnn.calibration.rows import described, groups_of
 from tfp_ibnn.calibration.speed import announce_times, in_words
 from tfp_ibnn.calibration.stages import mark_untried, run_stages
 from tfp_ibnn.calibration.trials import Setting, Trial, deadline, posterior_engine
-from tfp_ibnn.conversion.graph import functional_graph
-from tfp_ibnn.conversion.wrappers import PredictionWrapper
 from tfp_ibnn.likelihoods import Likelihood
 from tfp_ibnn.likelihoods.infer import likelihood_for_calibration
-from tfp_ibnn.likelihoods.last_layer import activation_of
-from tfp_ibnn.weights import WeightPosterior, WeightSets
-from tfp_ibnn.weights.features import check_network, check_rows
 
 
 def calibrate(
@@ -74,8 +71,10 @@ def calibrate(
     Ctrl-C ends the training, not the comparison, and a candidate that fails costs a warning.
 
     Args:
-        model: a trained Functional or Sequential model with one output.
-        train: arrays (x, y) or (x, y, weight), a `tf.data.Dataset` or a `PyDataset`.
+        model: a trained model with one output or several, (N, K) or (N, ..., K).
+        train: arrays (x, y) or (x, y, weight), a `tf.data.Dataset` or a `PyDataset`. Of several
+            outputs, y is a dict by their names, or a list in their order; so may be the weights.
+            For class weights, give each example the weight of its class.
         validation: the same, of examples that the model was not trained on; one of weight 2 counts
             as two. None takes a fifth of the training arrays, which is second best.
         effort: "seconds" (the default), "minutes" or "trainings"; what each takes on this machine
@@ -127,9 +126,9 @@ def calibrate(
     if batch_size is not None:
         batch_size = checks.positive_integer("batch_size", batch_size)
     seed = checks.whole("seed", seed)
-    _check_model(model)
+    model = as_network(model)
     output, loss = likelihood_for_calibration(model, loss)
-    posteriors = _posteriors(candidates or {}, model)
+    posteriors = posteriors_of(candidates or {}, model)
     if effort != "seconds":
         optimizer = fine_tuning_optimizer(model, optimizer)
     say = printer(verbose)
@@ -170,55 +169,6 @@ def _effort(effort: Any, epochs: Any) -> str:
         return effort
     checks.positive_integer("epochs", epochs)
     return "minutes" if effort == "seconds" else effort
-
-
-def _check_model(model: Any) -> None:
-    """Raise if a model is not a network with one output of shape (N, K)."""
-    if isinstance(model, PredictionWrapper):
-        raise ValueError(
-            f"`model` is a {type(model).__name__} already: give the network inside it."
-        )
-    check_network(model)
-    check_rows(model.output_shape)
-
-
-def _posteriors(candidates: Mapping[str, Any], model: keras.Model) -> dict[str, WeightPosterior]:
-    """Return the candidates of the user as posteriors over weights, or raise.
-
-    Args:
-        candidates: posteriors over weights or Keras models, by name.
-        model: the one whose inputs and outputs they must have.
-    """
-    posteriors = {}
-    for name, candidate in dict(candidates).items():
-        is_posterior = isinstance(candidate, WeightPosterior)
-        network = candidate.network if is_posterior else candidate
-        if isinstance(network, PredictionWrapper) or not isinstance(network, keras.Model):
-            raise ValueError(
-                f"`candidates[{name!r}]` must be a posterior over weights, such as "
-                "ibnn.DeepEnsemble(models), or a plain Keras model; "
-                f"got {type(candidate).__name__}."
-            )
-        ends = _ends(functional_graph(network))
-        expected_ends = _ends(functional_graph(model))
-        if ends != expected_ends:
-            raise ValueError(
-                f"`candidates[{name!r}]` has {ends}; `model` has {expected_ends}, "
-                "and they must be alike."
-            )
-        posteriors[name] = candidate if is_posterior else WeightSets([candidate])
-    return posteriors
-
-
-def _ends(graph: keras.Model | None) -> str:
-    """Describe the shapes of a model's inputs and outputs, and whether these are probabilities."""
-    if graph is None:
-        return "no graph: it is not built, or not a Functional or Sequential model"
-    inputs = [tuple(tensor.shape[1:]) for tensor in graph.inputs]
-    outputs = [tuple(tensor.shape[1:]) for tensor in graph.outputs]
-    if activation_of(graph) in ("softmax", "sigmoid"):
-        return f"inputs {inputs} and outputs {outputs}, probabilities"
-    return f"inputs {inputs} and outputs {outputs}, not probabilities"
 
 
 def _announce(training: Training, data: Validation, say: Callable[[str], None]) -> None:
@@ -300,7 +250,6 @@ def _report(
     data = setting.data
     candidates = []
     dropped = {}
-    best_epochs = []
     for trial in trials:
         if trial.fate:
             dropped[trial.name] = trial.fate
@@ -317,17 +266,8 @@ def _report(
             dropped[trial.name] = trial.leave_out(error).fate
             warnings.warn(f"{trial.name}: left out, since {trial.fate}", stacklevel=4)
             continue
-        if trial.trained:
-            best_epochs.append(f"{trial.name}: {trial.epochs}")
-    notes = {
-        "training examples": setting.training.size,
-        "validation examples": data.shares,
-        "best epochs": ", ".join(best_epochs) or "none",
-        "interrupted": "yes" if is_interrupted else "no",
-        "doubts": " ".join(doubts) or "none",
-        "draws": setting.samples,
-        "seed": setting.seed,
-    }
+    tried = [trial for trial in trials if not trial.fate]
+    notes = _notes(tried, setting, doubts, is_interrupted)
     return Report(
         candidates=candidates,
         dropped=dropped,
@@ -336,7 +276,25 @@ def _report(
         notes=notes,
         seed=setting.seed,
         weight=data.score.weight,
+        groups=groups_of(data.score),
+        scored=described(data.score, "validation examples"),
     )
+
+
+def _notes(
+    tried: Sequence[Trial], setting: Setting, doubts: Sequence[str], is_interrupted: bool
+) -> dict[str, Any]:
+    """Return what the model card says about the run; `_report` has the arguments."""
+    best_epochs = [f"{trial.name}: {trial.epochs}" for trial in tried if trial.trained]
+    return {
+        "training examples": setting.training.size,
+        "validation examples": setting.data.shares,
+        "best epochs": ", ".join(best_epochs) or "none",
+        "interrupted": "yes" if is_interrupted else "no",
+        "doubts": " ".join(doubts) or "none",
+        "draws": setting.samples,
+        "seed": setting.seed,
+    }
 
 
 def _candidates(

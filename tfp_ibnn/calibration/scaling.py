@@ -7,6 +7,7 @@ import keras
 from tfp_ibnn._core.protocols import WeightPosterior
 from tfp_ibnn.likelihoods import Likelihood
 from tfp_ibnn.likelihoods.class_scaling import Isotonic, Vector
+from tfp_ibnn.likelihoods.several import symbolic_outputs
 from tfp_ibnn.prediction import IsotonicScaling, MonteCarlo, TemperatureScaling, VectorScaling
 from tfp_ibnn.weights import ScaledPosterior
 
@@ -23,21 +24,42 @@ def scaled_model(likelihood: Likelihood, inner: Any, parameter: Any, **options: 
             `likelihood.parameter` returns it.
         **options: those of `MonteCarlo`.
     """
-    scaling = _scaling(likelihood, parameter)
+    network = inner.network if isinstance(inner, WeightPosterior) else inner
+    outputs = symbolic_outputs(network)
     if isinstance(inner, WeightPosterior):
+        inputs = keras.tree.map_structure(lambda x: keras.Input(x.shape[1:]), outputs)
+        scaled = _scaled(likelihood, inputs, parameter)
+        scaling = keras.Model(inputs, scaled)
         inner = ScaledPosterior(inner, scaling)
     else:
-        inner = keras.Model(inner.input, scaling(inner.outputs[0]), name=inner.name)
+        # Not as a model of its own, which would lose the mask.
+        scaled = _scaled(likelihood, outputs, parameter)
+        inner = keras.Model(inner.input, scaled, name=inner.name)
     return MonteCarlo(inner, **likelihood.scaled_head, **options)
 
 
-def _scaling(likelihood: Likelihood, parameter: Any) -> keras.Model:
-    """Return a model that applies the parameter to outputs (N, width)."""
-    outputs = keras.Input((likelihood.width,))
-    if not likelihood.is_classifier:
-        return keras.Model(outputs, likelihood.scaled(outputs, parameter))
-    identity = keras.Model(outputs, keras.layers.Identity(dtype="float32")(outputs))
+def _scaled(likelihood: Likelihood, outputs: Any, parameter: Any) -> Any:
+    """Return symbolic outputs with the fitted parameters; of several, a dict of them."""
+    outputs = likelihood.split(outputs)
+    parameters = likelihood.split(parameter)
+    scaled = {}
+    for name, part in likelihood.parts.items():
+        scaled[name] = _scaled_output(part, outputs[name], parameters[name])
+    return likelihood.join(scaled)
+
+
+def _scaled_output(part: Likelihood, outputs: Any, parameter: Any) -> Any:
+    """Return one symbolic output with its parameter."""
+    if not part.is_classifier:
+        return part.scaled(outputs, parameter)
+    in_full_precision = keras.layers.Identity(dtype="float32")
+    if outputs.shape[-1:] != part.row_shapes["outputs"]:  # several answers of yes or no
+        return part.scaled(in_full_precision(outputs), float(parameter))
+    inputs = keras.Input(outputs.shape[1:])
+    cast = in_full_precision(inputs)
+    identity = keras.Model(inputs, cast)
+    identity.supports_masking = True
     kind = _OF_CLASSES.get(type(parameter), TemperatureScaling)
-    scaling = kind(identity, from_logits=likelihood.from_logits, dtype="float32")
+    scaling = kind(identity, from_logits=part.from_logits, dtype="float32")
     scaling.assign(parameter)
-    return keras.Model(outputs, scaling(outputs))
+    return scaling(outputs)

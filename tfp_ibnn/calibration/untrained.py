@@ -6,7 +6,8 @@ import warnings
 from collections.abc import Iterator
 
 from tfp_ibnn.calibration.engine import Engine
-from tfp_ibnn.calibration.examples import Examples, read
+from tfp_ibnn.calibration.examples import Examples
+from tfp_ibnn.calibration.reading import Reader
 from tfp_ibnn.calibration.trials import Setting, Trial, attempt, posterior_engine
 from tfp_ibnn.conversion.copying import copy_of
 from tfp_ibnn.weights import Laplace
@@ -58,7 +59,8 @@ def laplace_of_all_weights(setting: Setting) -> Iterator[Trial]:
 def training_examples(setting: Setting) -> Examples:
     """Return training examples, every n-th one if there are many."""
     every = -(-setting.training.size // EXAMPLES)
-    return read(setting.training.data, setting.model, setting.output, "train", every)
+    reader = Reader(setting.model, setting.output, "train")
+    return reader.read(setting.training.data, every)
 
 
 def _laplace(name: str, subset: str, setting: Setting) -> Trial:

@@ -9,6 +9,7 @@ import numpy as np
 
 from tfp_ibnn._core import constraints
 from tfp_ibnn.calibration.engine import Engine, State
+from tfp_ibnn.calibration.rows import every_nth
 from tfp_ibnn.calibration.trials import Setting, Trial
 from tfp_ibnn.conversion.convert import to_stochastic
 from tfp_ibnn.conversion.copying import copy_of
@@ -69,7 +70,7 @@ def _best_state(states: list[State], engine: Engine, setting: Setting) -> State:
     """Return the state with the least NLL on some of the examples to fit, at its temperature."""
     examples = setting.data.fit
     every = -(-examples.size // SCREENED)
-    screened = examples.take(slice(None, None, every))
+    screened = every_nth(examples, every)
     nlls = []
     for state in states:
         raw = engine.draw(state, screened.x)

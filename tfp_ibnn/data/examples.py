@@ -1,6 +1,6 @@
 """The one reader of examples, whether they come as arrays or as a dataset of batches."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -15,8 +15,9 @@ class Examples(NamedTuple):
 
     Args:
         x: inputs, an array or any structure of arrays, such as a dict by the names of inputs.
-        y: targets (examples, ...), or None.
-        weight: how often each example counts, (examples,); None counts each once.
+        y: targets (examples, ...), or None; of several outputs, a dict or list of arrays.
+        weight: how often each example counts, (examples,); None counts each once. Of several
+            outputs, perhaps a dict or list of arrays.
 
     Example:
         >>> import numpy as np
@@ -30,12 +31,14 @@ class Examples(NamedTuple):
     weight: Any = None
 
     @classmethod
-    def of(cls, arrays: Any, name: str) -> "Examples":
+    def of(cls, arrays: Any, name: str, several: bool = False) -> "Examples":
         """Return what a user gives, as NumPy arrays.
 
         Args:
             arrays: (x,), (x, y) or (x, y, weight), or x alone.
             name: what the user calls it, for errors.
+            several: whether targets and weights are for several outputs, so that a list of arrays
+                is not one array.
 
         Raises:
             ValueError: if there are more than three parts.
@@ -46,7 +49,7 @@ class Examples(NamedTuple):
             raise ValueError(f"`{name}` must give (x, y) or (x, y, sample_weight).")
         x, y, weight = (*arrays, None, None)[:3]
         x = keras.tree.map_structure(as_array, x)
-        return cls(x, _array_or_none(y), _array_or_none(weight))
+        return cls(x, _arrays_or_none(y, several), _arrays_or_none(weight, several))
 
     @classmethod
     def joined(cls, parts: Iterable["Examples"]) -> "Examples":
@@ -61,13 +64,13 @@ class Examples(NamedTuple):
 
     def take(self, index: Any) -> "Examples":
         """Return some of the examples, by a slice, a mask or indices."""
-        x = keras.tree.map_structure(lambda part: part[index], self.x)
-        y = None if self.y is None else self.y[index]
+        x = _taken(self.x, index)
+        y = _taken(self.y, index)
         return Examples(x, y, self.weight_of(index))
 
-    def weight_of(self, index: Any) -> np.ndarray | None:
+    def weight_of(self, index: Any) -> Any:
         """Return the weights of some of the examples, if there are weights."""
-        return None if self.weight is None else self.weight[index]
+        return _taken(self.weight, index)
 
     def batches(self, size: int) -> Iterator["Examples"]:
         """Yield batches of `size` examples; the last one may be smaller."""
@@ -81,19 +84,20 @@ class Examples(NamedTuple):
             check_finite(part, what)
 
 
-def read_batches(data: Any, name: str) -> Iterator[Examples]:
+def read_batches(data: Any, name: str, several: bool = False) -> Iterator[Examples]:
     """Yield examples as NumPy arrays: arrays all at once, a dataset batch by batch.
 
     Args:
         data: arrays (x, y) or (x, y, weight), or a dataset that can be read again.
         name: what the user calls it, for errors.
+        several: whether targets and weights are for several outputs.
     """
     if isinstance(data, (tuple, list)) and data:
-        yield Examples.of(data, name)
+        yield Examples.of(data, name, several)
         return
     _, batches = dataset_batches(data, name)
     for batch in batches:
-        yield Examples.of(batch, name)
+        yield Examples.of(batch, name, several)
 
 
 def unpacked(data: Any, name: str, verbose: Any = 0) -> Iterator[Examples]:
@@ -255,8 +259,27 @@ def _check_weight(weight: np.ndarray | None) -> None:
         raise ValueError(f"`sample_weight` must be finite, and 0 or above; got {worst}.")
 
 
-def _array_or_none(values: Any) -> np.ndarray | None:
-    return None if values is None else np.asarray(values)
+def _arrays_or_none(values: Any, several: bool) -> Any:
+    """Return an array, or None; of several outputs, a dict or list of arrays if that is given."""
+    if values is None:
+        return None
+    is_structure = isinstance(values, Mapping)
+    if several and isinstance(values, (list, tuple)):
+        is_structure = all(hasattr(part, "shape") for part in values)
+    if is_structure:
+        return keras.tree.map_structure(np.asarray, values)
+    return np.asarray(values)
+
+
+def _taken(arrays: Any, index: Any) -> Any:
+    """Return some entries of all arrays in a structure; None stays None."""
+
+    def take(array: np.ndarray | None) -> np.ndarray | None:
+        if array is None:
+            return None
+        return array[index]
+
+    return keras.tree.map_structure(take, arrays)
 
 
 def _concatenated(*parts: Any) -> Any:

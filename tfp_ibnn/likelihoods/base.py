@@ -1,7 +1,7 @@
 """What a network's output means: the base of all kinds."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import keras
@@ -24,7 +24,7 @@ class Likelihood(Configured):
 
     - `MonteCarlo`: `draws`, `divergence`, `statistics`, `scores`, `pair`, `loss`;
     - posteriors over weights, such as `Laplace`: `targets`, `log_prob`, `hessian_factors`;
-    - `calibrate`: `fit`, `predict`, `nll`, `evidence`, `scaled`, `strata`.
+    - `calibrate`: `row_shapes`, `fit`, `predict`, `nll`, `evidence`, `scaled`, `strata`.
 
     Give an instance as the `head` of `MonteCarlo` or of a posterior over weights. To be saved, its
     class must be registered by `keras.saving.register_keras_serializable`, and keep the arguments
@@ -86,6 +86,19 @@ class Likelihood(Configured):
 
     def join(self, values: dict[str, Any]) -> Any:
         """Put together what `split` has taken apart."""
+        return values[""]
+
+    @property
+    def row_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of a row's `outputs`, `y` and `prediction` in a calibration."""
+        raise self._missing("row_shapes")
+
+    def split_rows(self, **arrays: Any) -> dict[str, dict[str, Any]]:
+        """Return arrays of rows, such as `outputs`, `y` and `prediction`, of each output."""
+        return {"": arrays}
+
+    def join_rows(self, kind: str, values: dict[str, np.ndarray], numbers: np.ndarray) -> Any:
+        """Put together the rows of all outputs; `numbers` has the place of each row's output."""
         return values[""]
 
     def check_outputs(self, outputs: Any) -> None:
@@ -342,25 +355,6 @@ class Likelihood(Configured):
         return NotImplementedError(f"The likelihood {type(self).__name__} defines no `{method}`.")
 
 
-def check_each(y: np.ndarray, is_good: Callable[..., Any], what: str, want: str) -> None:
-    """Raise for the first example that is not valid, or not numeric.
-
-    Args:
-        y: (examples, ...).
-        is_good: function of y that returns booleans of its shape.
-        what: what y is, for the error.
-        want: what each example must be, for the error.
-    """
-    good = np.zeros(y.shape, bool)
-    if y.dtype.kind in "biuf":
-        good = is_good(y)
-    inner_axes = tuple(range(1, y.ndim))
-    good = good.all(axis=inner_axes)
-    if not good.all():
-        i = int(good.argmin())
-        raise ValueError(f"{what} must be {want}; got {y[i].tolist()!r} at example {i}.")
-
-
 def with_rank(weight: Tensor, rank: int) -> Tensor:
     """Return weights with a given number of axes.
 
@@ -376,23 +370,3 @@ def with_rank(weight: Tensor, rank: int) -> Tensor:
     missing = rank - len(weight.shape)
     ones = (1,) * missing
     return ops.reshape(weight, (*ops.shape(weight), *ones))
-
-
-def or_nan(values: Tensor, valid: Tensor) -> Tensor:
-    """Replace invalid values by NaN, so that no result hides them.
-
-    Args:
-        values: a tensor.
-        valid: which of them are valid.
-
-    Returns:
-        The valid values, and NaN for the others.
-    """
-    nan = ops.full_like(values, float("nan"))
-    return ops.where(valid, values, nan)
-
-
-def diagonal(values: Tensor) -> Tensor:
-    """Return diagonal matrices (examples, width, width) of values (examples, width)."""
-    identity = ops.eye(values.shape[-1], dtype=values.dtype)
-    return values[:, :, None] * identity

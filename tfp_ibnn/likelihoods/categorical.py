@@ -9,7 +9,8 @@ from scipy.special import softmax
 
 from tfp_ibnn import metrics
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn.likelihoods.base import Likelihood, check_each, or_nan
+from tfp_ibnn.likelihoods.arrays import check_each, or_nan
+from tfp_ibnn.likelihoods.base import Likelihood
 from tfp_ibnn.likelihoods.class_scaling import ClassScaling, best_isotonic, best_vector
 from tfp_ibnn.likelihoods.temperature import DOUBT, best_temperature
 from tfp_ibnn.metrics._base import TOLERANCE
@@ -53,6 +54,8 @@ class Categorical(Likelihood):
         " + isotonic": "isotonic",
     }
     column = "T"
+    ignored: int | None = None
+    """The class whose labels `calibrate` leaves out: the `ignore_class` of the loss."""
 
     def __init__(
         self,
@@ -143,6 +146,10 @@ class Categorical(Likelihood):
         return ops.reshape(loss, positions)
 
     # Calibration
+
+    @property
+    def row_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"outputs": (self.width,), "y": (), "prediction": (self.width,)}
 
     @property
     def head(self) -> dict[str, Any]:
@@ -262,7 +269,8 @@ def entropy(probabilities: Tensor) -> Tensor:
 def log_of(probabilities: Tensor) -> Tensor:
     """Return logarithms; of 0, that of the smallest normal number."""
     dtype = keras.backend.standardize_dtype(probabilities.dtype)
-    return ops.log(ops.maximum(probabilities, np.finfo(dtype).tiny))
+    tiny = float(np.finfo(dtype).tiny)
+    return ops.log(ops.maximum(probabilities, tiny))
 
 
 def check_probabilities(outputs: np.ndarray) -> None:

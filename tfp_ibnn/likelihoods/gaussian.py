@@ -12,8 +12,8 @@ from scipy.stats import norm
 
 from tfp_ibnn._core.backend import Tensor, mean
 from tfp_ibnn.layers.heads import GaussianHead, gaussian_nll, matched
-from tfp_ibnn.likelihoods.base import diagonal, or_nan
-from tfp_ibnn.likelihoods.numbers import Numbers
+from tfp_ibnn.likelihoods.arrays import or_nan
+from tfp_ibnn.likelihoods.numbers import Numbers, diagonal
 from tfp_ibnn.likelihoods.quantiles import central_interval
 from tfp_ibnn.likelihoods.temperature import best_scale
 
@@ -74,6 +74,10 @@ class Point(Numbers):
         return ops.mean(error, axis=-1)
 
     # Calibration
+
+    @property
+    def row_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"outputs": (self.width,), "y": (self.size,), "prediction": (2, self.size)}
 
     @property
     def head(self) -> dict[str, Any]:

@@ -101,26 +101,52 @@ def likelihood_for_weights(
 
 
 def likelihood_for_calibration(model: keras.Model, loss: Any) -> tuple[Likelihood, Any]:
-    """Return the likelihood of a model with one output (N, width), and its loss.
+    """Return the likelihood of a model, and its loss.
 
     Args:
-        model: a Keras model.
-        loss: a Keras loss; None takes the model's own.
+        model: a Functional or Sequential model.
+        loss: a Keras loss, of several outputs a dict or list of them; None takes the model's own.
 
     Raises:
-        ValueError: if there is not exactly one loss, or one that cannot be calibrated.
+        ValueError: if there is not exactly one loss for each output, or one that cannot be
+            calibrated.
     """
-    own_losses = keras.tree.flatten(model.loss if loss is None and model.compiled else loss)
-    if len(own_losses) != 1 or own_losses[0] is None:
+    if loss is None and model.compiled:
+        loss = model.loss
+    names = output_names(model)
+    own_losses = keras.tree.flatten(loss)
+    if not names:
+        if len(own_losses) != 1 or own_losses[0] is None:
+            raise ValueError(
+                "`model` is not compiled with one loss: give one, such as "
+                "loss='sparse_categorical_crossentropy' or loss='mse'."
+            )
+        return _calibrated(model, own_losses[0]), own_losses[0]
+    if len(own_losses) not in (1, len(names)) or None in own_losses:
         raise ValueError(
-            "`model` is not compiled with one loss: give one, such as "
-            "loss='sparse_categorical_crossentropy' or loss='mse'."
+            f"`model` is not compiled with a loss for each of its outputs {names}: give a dict, "
+            f"loss={{{names[0]!r}: 'mse', ...}}."
         )
-    (loss,) = own_losses
+    loss_by_name = by_name("loss", loss, names, for_all=True)
+    graph = functional_graph(model)
+    parts = {}
+    for name, output in zip(names, graph.outputs, strict=True):
+        model_of_output = keras.Model(graph.inputs, output, name=name)
+        parts[name] = _calibrated(model_of_output, loss_by_name[name])
+    return Several(parts), loss
+
+
+def _calibrated(model: keras.Model, loss: Any) -> Likelihood:
+    """Return what the one output of a model means in a calibration, by its loss."""
     width = model.output_shape[-1]
     known = losses.get(loss)
     from_logits = bool(getattr(known, "from_logits", False))
     activation = activation_of(model)
+    if len(model.output_shape) < 2 or width is None:
+        raise ValueError(
+            f"The outputs of {model.name!r} must have the shape (N, ..., K), with a known K; got "
+            f"{model.output_shape}."
+        )
     if from_logits and activation in ("softmax", "sigmoid"):
         raise ValueError(
             f"`model` ends in a {activation}, but its loss has from_logits=True: give one without, "
@@ -128,17 +154,19 @@ def likelihood_for_calibration(model: keras.Model, loss: Any) -> tuple[Likelihoo
         )
     is_one_hot = is_loss(known, losses.CategoricalCrossentropy)
     if width > 1 and (is_one_hot or is_loss(known, losses.SparseCategoricalCrossentropy)):
-        return Categorical(from_logits, width, one_hot=is_one_hot), loss
-    if width == 1 and is_loss(known, losses.BinaryCrossentropy):
-        return Labels(from_logits, width), loss
+        likelihood = Categorical(from_logits, width, one_hot=is_one_hot)
+        likelihood.ignored = getattr(known, "ignore_class", None)
+        return likelihood
+    if is_loss(known, losses.BinaryCrossentropy):
+        return Labels(from_logits, width)
     if is_loss(known, GaussianNLL) and width % 2 == 0:
-        return Gaussian(width), loss
+        return Gaussian(width)
     if is_loss(known, losses.MeanSquaredError):
-        return Point(width), loss
+        return Point(width)
     name = getattr(known, "__name__", type(known).__name__)
     raise ValueError(
-        f"The loss {name} with {width} outputs cannot be calibrated; give a categorical "
-        "crossentropy, a binary one for one output, ibnn.layers.GaussianNLL, 'mse'."
+        f"The loss {name} with {width} outputs cannot be calibrated; give a categorical or binary "
+        "crossentropy, ibnn.layers.GaussianNLL, 'mse'."
     )
 
 

@@ -7,7 +7,7 @@ from keras import ops
 
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.layers.heads import matched
-from tfp_ibnn.likelihoods.base import check_each, diagonal, or_nan
+from tfp_ibnn.likelihoods.arrays import check_each, or_nan
 from tfp_ibnn.likelihoods.categorical import (
     Categorical,
     check_probabilities,
@@ -15,7 +15,7 @@ from tfp_ibnn.likelihoods.categorical import (
     entropy,
     log_of,
 )
-from tfp_ibnn.likelihoods.numbers import finite_numbers
+from tfp_ibnn.likelihoods.numbers import diagonal, finite_numbers
 
 
 class Labels(Categorical):
@@ -28,9 +28,9 @@ class Labels(Categorical):
     an axis of its own, so that entropies and divergences are those of two classes; the user sees
     that of yes.
 
-    `calibrate` takes only one label, as classes (examples,). At a temperature T, outputs are
-    logits / T, or sigmoid(log(p / (1 - p)) / T) of probabilities; the prediction has the
-    probabilities of both answers, (examples, 2).
+    In `calibrate` each answer is a row of its own, with the class no or yes, and all questions have
+    one temperature T: outputs are logits / T, or sigmoid(log(p / (1 - p)) / T) of probabilities;
+    the prediction has the probabilities of both answers, (rows, 2).
 
     Args:
         from_logits: whether the outputs are logits, not probabilities.
@@ -44,6 +44,11 @@ class Labels(Categorical):
         if end is None:
             end = "linear" if from_logits else "sigmoid"
         super().__init__(from_logits, width, end)
+
+    @property
+    def variants_as_it_is(self) -> dict[str, str]:
+        """Those of two classes for one question; several have a temperature in common."""
+        return Categorical.variants_as_it_is if self.width == 1 else {}
 
     def targets(self, y: Any, *, what: str = "`y`") -> np.ndarray:
         if self.width == 1:
@@ -86,6 +91,10 @@ class Labels(Categorical):
         yes = prediction["mean"]
         both = ops.stack([1 - yes, yes], axis=-1)
         return matched(y_true, yes), both
+
+    @property
+    def row_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"outputs": (1,), "y": (), "prediction": (2,)}
 
     @property
     def head(self) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from keras import ops
 
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.layers.heads import matched
-from tfp_ibnn.likelihoods.base import Likelihood, check_each
+from tfp_ibnn.likelihoods.arrays import check_each
+from tfp_ibnn.likelihoods.base import Likelihood
 from tfp_ibnn.metrics._mean import RootMeanSquaredError, RunningMean
 
 
@@ -76,3 +77,9 @@ def finite_numbers(y: Any, width: int, what: str) -> np.ndarray:
         raise ValueError(f"{what} must have the shape (N, {width}); got {y.shape}.")
     check_each(y, np.isfinite, what, "finite numbers")
     return y
+
+
+def diagonal(values: Tensor) -> Tensor:
+    """Return diagonal matrices (examples, width, width) of values (examples, width)."""
+    identity = ops.eye(values.shape[-1], dtype=values.dtype)
+    return values[:, :, None] * identity

@@ -8,7 +8,7 @@ from keras import ops
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.layers.heads import gaussian_nll
-from tfp_ibnn.likelihoods.base import or_nan
+from tfp_ibnn.likelihoods.arrays import or_nan
 from tfp_ibnn.likelihoods.gaussian import mixture_interval
 from tfp_ibnn.likelihoods.numbers import Numbers
 from tfp_ibnn.likelihoods.second_order import SecondOrder, mean_of_examples

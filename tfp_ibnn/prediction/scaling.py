@@ -51,6 +51,7 @@ class FittedScaling(ScaledModel, TakesStrings, keras.Model):
             raise ValueError(f"`model` must be a Keras model that classifies; got {model!r}.")
         kwargs.setdefault("dtype", checks.full_precision(model.dtype_policy))
         super().__init__(**kwargs)
+        self.supports_masking = True
         self.model = model
         has_own_call = functional_graph(innermost(model)) is None
         if from_logits is None and model.built and has_own_call:

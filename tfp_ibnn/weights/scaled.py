@@ -10,6 +10,7 @@ from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import Chunks, Sampler
 from tfp_ibnn._core.serialization import ConfiguredLayer
 from tfp_ibnn.conversion.graph import functional_graph
+from tfp_ibnn.likelihoods.several import symbolic_outputs
 from tfp_ibnn.weights.base import WeightPosterior
 
 
@@ -19,7 +20,8 @@ class ScaledPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
 
     Args:
         posterior: over the weights of a Functional or Sequential model, of any kind.
-        scaling: a built Functional model that takes the outputs (N, K) of that network.
+        scaling: a built Functional model that takes the outputs of that network; of several, a dict
+            by their names.
         **kwargs: those of `keras.layers.Layer`.
     """
 
@@ -34,7 +36,7 @@ class ScaledPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
     def network(self) -> keras.Model:
         """The network with the scaling behind it."""
         inner = functional_graph(self.posterior.network)
-        outputs = self.scaling(inner.outputs[0])
+        outputs = self.scaling(symbolic_outputs(inner))
         return keras.Model(inner.input, outputs, name=inner.name)
 
     @property
@@ -73,9 +75,14 @@ class _ScaledSampler(Sampler):
         return self._scaled(self._sampler.at_mean(inputs))
 
     def _scaled(self, outputs: Tensor) -> Tensor:
-        """Return outputs (draws, batch, width) scaled."""
-        draws, batch, width = ops.shape(outputs)
-        rows = ops.reshape(outputs, (-1, width))
-        scaled = self._scaling(rows)
-        new_width = scaled.shape[-1]
-        return ops.reshape(scaled, (draws, batch, new_width))
+        """Return outputs (draws, batch, ...) scaled."""
+        draws, batch = ops.shape(keras.tree.flatten(outputs)[0])[:2]
+
+        def merged(x: Tensor) -> Tensor:
+            return ops.reshape(x, (-1, *ops.shape(x)[2:]))
+
+        def by_draw(x: Tensor) -> Tensor:
+            return ops.reshape(x, (draws, batch, *ops.shape(x)[1:]))
+
+        scaled = self._scaling(keras.tree.map_structure(merged, outputs))
+        return keras.tree.map_structure(by_draw, scaled)

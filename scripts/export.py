@@ -1,13 +1,15 @@
-r"""Export a saved model as a SavedModel, which TensorFlow runs without this library.
+r"""Export a saved model to a SavedModel, an ONNX or a LiteRT file, which run without this library.
 
 The model is a .keras file, from either backend: a stochastic model, such as the model.keras of
-train_cifar.py, or a MonteCarlo, whose settings are kept. The folder answers with the averaged
-prediction and its uncertainty; docs/serving.md shows how to query it, scripts/serve.py serves it.
+train_cifar.py, or a MonteCarlo, whose settings are kept. What is written answers with the averaged
+prediction and its uncertainty; docs/serving.md shows how to query it, scripts/serve.py serves a
+SavedModel. In an environment with the package, `python -m tfp_ibnn export` does the same.
 
 Examples:
     python scripts/export.py outputs/lenet/model.keras saved_model/1
     python scripts/export.py model.keras saved_model/1 --samples 32 --seed 0 --overwrite
     python scripts/export.py model.keras saved_model/1 --head softmax --from-logits
+    python scripts/export.py model.keras model.onnx --format onnx --samples 32
 """
 
 import argparse
@@ -22,29 +24,23 @@ def main(argv=None):
     # Keras reads its backend when it is first imported, and TensorFlow alone writes SavedModels.
     os.environ["KERAS_BACKEND"] = "tensorflow"
 
-    import keras
+    from tfp_ibnn.export.command import UsageError, run
 
-    import tfp_ibnn as ibnn
-
-    meaning = {"head": options.head, "from_logits": options.from_logits}
     try:
-        model = keras.saving.load_model(options.model)
-        if not isinstance(model, (ibnn.MonteCarlo, ibnn.Conformal, ibnn.OODDetector)):
-            model = ibnn.MonteCarlo(model, **meaning)
-        elif any(value is not None for value in meaning.values()):
-            return fail(
-                f"--head and --from-logits are settled in a {type(model).__name__}.", code=2
-            )
-        ibnn.export(
-            model,
-            options.folder,
-            samples=options.samples,
+        run(
+            options.model,
+            options.output,
+            format=options.format,
+            head=options.head,
+            from_logits=options.from_logits,
+            draws=options.samples,
             seed=options.seed,
             overwrite=options.overwrite,
         )
+    except UsageError as error:
+        return fail(error, code=2)
     except Exception as error:  # whatever a file may hold
         return fail(error, code=1)
-    print(f"Written to {options.folder}.")
     return 0
 
 
@@ -54,7 +50,12 @@ def parse(argv):
     )
     add = parser.add_argument
     add("model", help="a .keras file")
-    add("folder", help="new or empty; TensorFlow Serving wants a number as its name")
+    add(
+        "output",
+        help="a new file; or a folder, new or empty, which for TensorFlow Serving is named "
+        "by a number",
+    )
+    add("--format", choices=("saved_model", "onnx", "litert"), default="saved_model")
     add("--samples", type=from_(1), help="draws (default: the MonteCarlo's, or 128)")
     add("--seed", type=from_(0), help="of the draws (default: the MonteCarlo's, or a random one)")
     add(
@@ -67,7 +68,7 @@ def parse(argv):
         action=argparse.BooleanOptionalAction,
         help="whether the output is logits (default: found out from the model)",
     )
-    add("--overwrite", action="store_true", help="replace a SavedModel that is there")
+    add("--overwrite", action="store_true", help="replace what is there")
     return parser.parse_args(argv)
 
 

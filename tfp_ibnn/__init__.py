@@ -10,7 +10,8 @@ from tfp_ibnn._core import command_line as _command_line
 from tfp_ibnn._core.extras import needs_backend as _needs_backend
 
 if _command_line.is_command():
-    _command_line.parse()  # --help need not wait for the imports below, which take seconds
+    # --help need not wait for the imports below, which take seconds.
+    _command_line.choose_backend(_command_line.parse())
 
 with _needs_backend():
     from tfp_ibnn._core.backend import tfd as tfd
@@ -23,6 +24,7 @@ from tfp_ibnn import layers as layers
 from tfp_ibnn import likelihoods as likelihoods
 from tfp_ibnn import metrics as metrics
 from tfp_ibnn import noise as noise
+from tfp_ibnn import prediction as prediction
 from tfp_ibnn.calibration import calibrate as calibrate
 from tfp_ibnn.conversion import named as _named
 from tfp_ibnn.conversion import to_deterministic as to_deterministic
@@ -33,6 +35,8 @@ from tfp_ibnn.decisions import Conformal as Conformal
 from tfp_ibnn.decisions import OODDetector as OODDetector
 from tfp_ibnn.decisions import decide as decide
 from tfp_ibnn.distillation import distill as distill
+from tfp_ibnn.export import export as export
+from tfp_ibnn.export import exported_scores as exported_scores
 from tfp_ibnn.flows import Flow as Flow
 from tfp_ibnn.generative import VAE as VAE
 from tfp_ibnn.generative import FlowDensity as FlowDensity
@@ -66,7 +70,6 @@ from tfp_ibnn.prediction import IsotonicScaling as IsotonicScaling
 from tfp_ibnn.prediction import MonteCarlo as MonteCarlo
 from tfp_ibnn.prediction import TemperatureScaling as TemperatureScaling
 from tfp_ibnn.prediction import VectorScaling as VectorScaling
-from tfp_ibnn.prediction import export as export
 from tfp_ibnn.training import Checkpoint as Checkpoint
 from tfp_ibnn.training import KLAnnealing as KLAnnealing
 from tfp_ibnn.training import MonteCarloEvaluation as MonteCarloEvaluation
@@ -89,6 +92,7 @@ from tfp_ibnn.weights import refine as refine
 
 # Each is a layer with its posterior, and so made below both; users find them among the layers.
 vars(layers).update({name: getattr(_named, name) for name in _named.__all__})
+vars(prediction)["export"] = export  # from before it had a room of its own
 
 __version__ = "0.1.0"
 

@@ -1,4 +1,4 @@
-"""The library from a shell: `python -m tfp_ibnn calibrate --help`."""
+"""The library from a shell: `python -m tfp_ibnn --help`."""
 
 import sys
 import zipfile
@@ -12,6 +12,7 @@ import numpy as np
 
 from tfp_ibnn._core.command_line import parse
 from tfp_ibnn.calibration import calibrate
+from tfp_ibnn.export.command import run as export
 
 Pair = tuple[np.ndarray, np.ndarray]
 """Inputs and targets."""
@@ -27,13 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0, or 1 after an error, or 130 after an interrupt.
     """
     options = vars(parse(arguments))
-    del options["command"]
-    model = options.pop("model")
-    data = options.pop("data")
-    folder = options.pop("output")
+    command = options.pop("command")
+    run = {"calibrate": _calibrate, "export": export}[command]
     try:
-        _run(model, data, folder, options)
-    except (OSError, ValueError) as error:
+        run(**options)
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -50,28 +49,28 @@ class _Data(NamedTuple):
     test: Pair | None
 
 
-def _run(model: str, data: str, folder: str, options: dict[str, Any]) -> None:
+def _calibrate(model: str, data: str, output: str, **options: Any) -> None:
     """Calibrate a model, and write what comes of it.
 
     Args:
         model: path of a .keras file.
         data: path of an .npz file.
-        folder: path to write to.
-        options: those of `calibrate`.
+        output: path of the folder to write to.
+        **options: those of `calibrate`.
     """
     train, validation, test = _read(data)
-    path = Path(folder)
+    path = Path(output)
     path.mkdir(parents=True, exist_ok=True)  # rather an error now than at the end
     report = calibrate(keras.models.load_model(model), train, validation, **options)
     print(f"\n{report}\n")
     if test is not None:
         report.decide(test)  # for the model card
-    report.save(folder)
+    report.save(output)
     if test is not None:
         table = report.evaluate(test)
         print(f"{table}\n")
         (path / "test.md").write_text(f"{table.all()}\n")
-    print(f"Written to {folder}.")
+    print(f"Written to {output}.")
 
 
 def _read(path: str) -> _Data:

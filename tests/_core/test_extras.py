@@ -185,7 +185,7 @@ def test_the_extras_are_no_dependencies_and_all_has_them(project):
     for extra, modules in (EXTRAS | OTHERS).items():
         assert names(extras[extra]) == {PACKAGES.get(name, name) for name in modules}
         assert not names(extras[extra]) & names(project["dependencies"])
-    assert extras["all"] == ["tfp_ibnn[diagnostics,examples,plots,serve]"]
+    assert extras["all"] == ["tfp_ibnn[diagnostics,examples,litert,onnx,plots,serve]"]
 
 
 def test_the_requirements_have_everything_pinned(project):

@@ -11,7 +11,7 @@ import tfp_ibnn as ibnn
 from tests.monte_carlo_tools import dense, set_weights
 from tests.robustness import mutate
 from tests.robustness.harness import ROOT, Wrong, refusal
-from tfp_ibnn.prediction.saved_model import MANIFEST
+from tfp_ibnn.export.saved_model import MANIFEST
 
 __all__ = ["Campaign", "served", "small_export"]
 

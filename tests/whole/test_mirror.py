@@ -16,6 +16,7 @@ TESTS = ROOT / "tests"
 APART = ("robustness", "stranger", "whole")  # campaigns, toys, and what crosses rooms
 
 TESTED_ELSEWHERE = {
+    "_core/backend/graphs": "export/test_frozen.py",
     "_core/backend/jax": "_core/test_backend.py",
     "_core/backend/shared": "_core/test_backend.py",
     "_core/backend/tensorflow": "_core/test_backend.py",
@@ -27,6 +28,7 @@ TESTED_ELSEWHERE = {
     "_core/protocols": "whole/test_stranger.py",
     "_core/serialization": "whole/test_keras_files.py",
     "_core/text": "whole/test_strings.py",
+    "_core/unrolling": "export/test_all.py",
     "calibration/card": "calibration/test_report.py",
     "calibration/deciding": "calibration/test_run.py",
     "calibration/engine": "calibration/test_run.py, calibration/test_fine_tuned.py",
@@ -44,6 +46,12 @@ TESTED_ELSEWHERE = {
     "decisions/limits": "decisions/test_conformal.py",
     "distillation/student": "distillation/test_distill.py",
     "distillation/transfer": "distillation/test_distill.py",
+    "export/command": "export/test_exporting.py",
+    "export/inputs": "export/test_saved_model.py",
+    "export/litert": "export/test_all.py, export/test_exporting.py",
+    "export/onnx": "export/test_all.py, export/test_exporting.py",
+    "export/reading": "export/test_all.py, export/test_scores.py",
+    "export/served": "export/test_exporting.py",
     "flows/_conditional": "flows/test_all_condition.py",
     "flows/_elementwise": "flows/test_coupling.py, flows/test_autoregressive.py",
     "flows/_networks": "flows/test_coupling.py, flows/test_autoregressive.py",
@@ -79,7 +87,7 @@ TESTED_ELSEWHERE = {
     "posteriors/mean_field": "layers/test_mean_field.py",
     "posteriors/mnf": "layers/test_mnf.py",
     "posteriors/template": "posteriors/test_all.py",
-    "prediction/exporting": "prediction/test_saved_model.py",
+    "prediction/exporting": "export/test_saved_model.py",
     "prediction/noise_sampler": "prediction/test_monte_carlo.py",
     "prediction/scaling": "prediction/test_temperature.py, prediction/test_class_scaling.py",
     "prediction/samplers": "prediction/test_monte_carlo.py",

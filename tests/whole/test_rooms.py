@@ -26,6 +26,7 @@ ROOMS = (
     "weights",
     "distillation",
     "decisions",
+    "export",
     "plots",
     "diagnostics",
     "generative",

@@ -4,7 +4,12 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-EXTRAS: dict[str, tuple[str, ...]] = {"diagnostics": ("arviz",), "plots": ("matplotlib",)}
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "diagnostics": ("arviz",),
+    "litert": ("ai_edge_litert",),
+    "onnx": ("onnx", "onnxruntime", "tf2onnx"),
+    "plots": ("matplotlib",),
+}
 """The modules of each extra that the library imports; pyproject.toml names their packages."""
 
 BACKENDS = ("jax", "jaxlib", "keras", "tensorflow", "tensorflow_probability", "tf_keras", "torch")

@@ -383,3 +383,12 @@ def call_with(
     cast_to = dtype if keras.backend.is_float_dtype(dtype) else None
     with backend.AutocastScope(cast_to):
         return type(layer).call(copied, inputs, *args, **(options or {}))
+
+
+def tf2onnx() -> Any:
+    """Return the converter to ONNX, with Keras's repairs for NumPy 2."""
+    import tf2onnx as module
+    from keras.src.export.tf2onnx_lib import patch_tf2onnx
+
+    patch_tf2onnx()
+    return module

@@ -7,6 +7,9 @@ A method of inference is a posterior with its layer, or a posterior over whole w
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
+import keras
+from keras import ops
+
 from tfp_ibnn._core.backend import Tensor
 
 
@@ -166,7 +169,21 @@ class Sampler:
         """
         raise NotImplementedError
 
-    def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
+    def unrolled(self, inputs: Any, key: Tensor) -> Chunks:
+        """Do as `chunks` does, in one chunk and without a loop: for files that hold no loops.
+
+        Args:
+            inputs: a batch, as the model takes it.
+            key: a tensor of two integers.
+        """
+
+        def run(_: int) -> Any:
+            outputs = [self.draw(inputs, key, number) for number in range(self.samples)]
+            return keras.tree.map_structure(lambda *draws: ops.concatenate(draws), *outputs)
+
+        return Chunks(run, self.samples, 1)
+
+    def draw(self, inputs: Any, key: Tensor, number: int | Tensor) -> Tensor:
         """Return the outputs of one network; `chunks` has those from 0 on.
 
         Args:

@@ -7,6 +7,7 @@ import numpy as np
 from keras import ops
 
 from tfp_ibnn._core.backend import Tensor, matmul
+from tfp_ibnn._core.unrolling import map_first_axis
 from tfp_ibnn.data.positions import MOST_POSITIONS
 from tfp_ibnn.decisions.scores import check_softmax
 from tfp_ibnn.likelihoods.categorical import classes
@@ -203,7 +204,7 @@ class Mahalanobis(FeatureScore):
         def to_mean(mean: Tensor) -> Tensor:
             return ops.sum(ops.square(white - mean), axis=1)
 
-        distances = ops.map(to_mean, arrays["means"])
+        distances = map_first_axis(to_mean, arrays["means"])
         return ops.min(distances, axis=0)
 
     def _labels(self, y: Any, count: int) -> np.ndarray:

@@ -13,11 +13,11 @@ from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.conversion.wrappers import PredictionWrapper, innermost
 from tfp_ibnn.layers import stochastic_layers
 from tfp_ibnn.likelihoods.infer import check_one_output
-from tfp_ibnn.prediction.exporting import export
+from tfp_ibnn.prediction.exporting import Exports
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 
 
-class Fitted(ConfiguredLayer, TakesStrings, PredictionWrapper, keras.Model):
+class Fitted(ConfiguredLayer, TakesStrings, Exports, PredictionWrapper, keras.Model):
     """A Keras model around a `MonteCarlo` with a seed, `inner`, and `arrays` that `fit` finds.
 
     Args:
@@ -59,10 +59,6 @@ class Fitted(ConfiguredLayer, TakesStrings, PredictionWrapper, keras.Model):
             weight.assign(value)
             self._arrays[name] = weight
         self.predict_function = None  # it has the earlier weights
-
-    def export(self, filepath: Any, **options: Any) -> None:
-        """Write a TensorFlow SavedModel, as `tfp_ibnn.export` does, whose options it takes."""
-        export(self, filepath, **options)
 
     def save_own_variables(self, store: Any) -> None:
         for name, weight in self._arrays.items():

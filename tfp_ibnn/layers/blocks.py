@@ -5,6 +5,7 @@ from collections.abc import Callable
 from keras import ops
 
 from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn._core.unrolling import map_first_axis
 from tfp_ibnn.layers.base import StochasticLayer
 
 
@@ -40,6 +41,6 @@ def by_block(
         return ops.reshape(x, (draws, size, *sizes))
 
     blocks = {name: in_blocks(x) for name, x in examples.items()}
-    outputs = ops.map(lambda pair: one(*pair), (blocks, deviations))
+    outputs = map_first_axis(lambda pair: one(*pair), (blocks, deviations))
     _, _, *sizes = ops.shape(outputs)
     return ops.reshape(outputs, (batch, *sizes))

@@ -6,6 +6,7 @@ from typing import Any
 from keras import ops
 
 from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn._core.unrolling import repeat
 
 _HALVINGS = 40
 """Bisections that narrow 16 standard deviations down to the precision of float32."""
@@ -42,5 +43,5 @@ def _quantile(cdf: Cdf, lower: Tensor, upper: Tensor, probability: float) -> Ten
         return lower, upper
 
     ends = (lower, upper)
-    lower, upper = ops.fori_loop(0, _HALVINGS, halve, ends)
+    lower, upper = repeat(_HALVINGS, halve, ends)
     return (lower + upper) / 2

@@ -11,20 +11,21 @@ from tfp_ibnn import noise
 from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import REPLICA_STRIDE, Tensor, replica_id
 from tfp_ibnn._core.protocols import Sampler, WeightPosterior
+from tfp_ibnn._core.unrolling import is_unrolled
 from tfp_ibnn.conversion.wrappers import PredictionWrapper
 from tfp_ibnn.likelihoods.infer import likelihood_of
 from tfp_ibnn.noise import counter
 from tfp_ibnn.prediction import validation
 from tfp_ibnn.prediction.batch_norm import BatchStatistics
+from tfp_ibnn.prediction.exporting import Exports
 from tfp_ibnn.prediction.noise_sampler import NoiseSampler
 from tfp_ibnn.prediction.padding import output_masks
-from tfp_ibnn.prediction.saved_model import write_saved_model
 from tfp_ibnn.prediction.summary import Wanted, average, of_one
 from tfp_ibnn.prediction.verbs import PredictingModel
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class MonteCarlo(PredictionWrapper, PredictingModel):
+class MonteCarlo(Exports, PredictionWrapper, PredictingModel):
     """Average a stochastic model over draws of its noise, and split the uncertainty.
 
     A Keras model: `predict` returns a dict with the mean, the variances and the entropies,
@@ -198,7 +199,8 @@ class MonteCarlo(PredictionWrapper, PredictingModel):
         first, second = ops.unstack(ops.cast(self._key, "int32"), num=2)
         stream = ops.cast(stream, "int32")
         key = ops.stack([first + stream, second])
-        chunks = self._sampler.chunks(inputs, key)
+        chunks_of = self._sampler.unrolled if is_unrolled() else self._sampler.chunks
+        chunks = chunks_of(inputs, key)
         wanted = Wanted(self.samples, self.return_samples, self.interval, self.standard_error)
         return average(self.likelihood, chunks, wanted)
 
@@ -225,27 +227,6 @@ class MonteCarlo(PredictionWrapper, PredictingModel):
 
     def compute_output_spec(self, inputs: Any) -> Any:
         raise NotImplementedError("MonteCarlo is called on data, not in a Functional model.")
-
-    def export(
-        self,
-        filepath: Any,
-        *,
-        samples: int | None = None,
-        seed: int | None = None,
-        input_signature: Any = None,
-        overwrite: bool = False,
-    ) -> None:
-        """Write a TensorFlow SavedModel, as `tfp_ibnn.export` does, which says what is in it.
-
-        Args:
-            filepath: of a folder.
-            samples: number of draws; None takes this model's.
-            seed: of the draws; None takes this model's, or a random one.
-            input_signature: `keras.InputSpec` or arrays, if the inputs are unknown.
-            overwrite: replace a folder that is not empty.
-        """
-        served = self.with_fixed_draws(samples, seed)
-        write_saved_model(served, filepath, input_signature, overwrite)
 
     def with_fixed_draws(self, samples: int | None = None, seed: int | None = None) -> Self:
         """Return a `MonteCarlo` of the same model whose draws have a seed.

@@ -108,6 +108,13 @@ class NoiseSampler(Sampler):
         size = self._chunk_size
         if size is None:
             size = self._size_of_chunk(inputs)
+        return self._in_chunks(inputs, key, size)
+
+    def unrolled(self, inputs: Any, key: Tensor) -> Chunks:
+        return self._in_chunks(inputs, key, self.samples)
+
+    def _in_chunks(self, inputs: Any, key: Tensor, size: int | Tensor) -> Chunks:
+        """Return the sampled networks in chunks of at most a size."""
         count = (self.samples + size - 1) // size
         # As even as can be: the last chunk may go beyond the samples by less than `count`.
         size = (self.samples + count - 1) // count

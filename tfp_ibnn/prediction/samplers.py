@@ -134,8 +134,9 @@ class MixtureSampler(WeightSampler):
         even = len(samplers) * networks_per_member
         self.samples = min(_next_multiple(samples, len(samplers)), even)
 
-    def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
-        number = ops.cast(number, "int32")
+    def draw(self, inputs: Any, key: Tensor, number: int | Tensor) -> Tensor:
+        if not isinstance(number, int):
+            number = ops.cast(number, "int32")
         count = len(self._samplers)
 
         def branch(place: int, sampler: Sampler) -> Callable[[], Tensor]:
@@ -144,6 +145,8 @@ class MixtureSampler(WeightSampler):
             return lambda: sampler.draw(inputs, member_key, number // count)
 
         branches = [branch(place, sampler) for place, sampler in enumerate(self._samplers)]
+        if isinstance(number, int):
+            return branches[number % count]()
         return ops.switch(number % count, branches)
 
     def at_mean(self, inputs: Any) -> Tensor:

@@ -66,6 +66,10 @@ class _ScaledSampler(Sampler):
         chunks = self._sampler.chunks(inputs, key)
         return chunks._replace(run=lambda first: self._scaled(chunks.run(first)))
 
+    def unrolled(self, inputs: Any, key: Tensor) -> Chunks:
+        chunks = self._sampler.unrolled(inputs, key)
+        return chunks._replace(run=lambda first: self._scaled(chunks.run(first)))
+
     def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
         return self._scaled(self._sampler.draw(inputs, key, number))
 

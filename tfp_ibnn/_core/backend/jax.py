@@ -143,9 +143,21 @@ SCANS_EPOCHS = True
 """Whether several steps, or networks, can be trained in one compiled call."""
 
 
-def save_functions(*_: Any) -> None:
-    """Raise: JAX writes no SavedModel."""
+def check_exports(*_: Any) -> None:
+    """Raise: JAX writes no SavedModel, and no ONNX or LiteRT file."""
     raise RuntimeError(
-        "A SavedModel is written by TensorFlow; the backend is 'jax'. Save the model here with "
-        "model.save('model.keras'); with KERAS_BACKEND=tensorflow, export that (scripts/export.py)."
+        "SavedModel, ONNX and LiteRT files are written by TensorFlow; the backend is 'jax'. Save "
+        "the model here with model.save('model.keras'); with KERAS_BACKEND=tensorflow, export that "
+        "(python -m tfp_ibnn export, or scripts/export.py)."
+    )
+
+
+save_functions = freeze_graph = litert_of = check_exports
+
+
+def load_function(*_: Any) -> None:
+    """Raise: JAX runs no SavedModel."""
+    raise RuntimeError(
+        "A SavedModel is run by TensorFlow; the backend is 'jax'. Set KERAS_BACKEND=tensorflow "
+        "before Keras is imported, or score an ONNX or LiteRT file."
     )

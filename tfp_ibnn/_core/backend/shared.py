@@ -14,8 +14,8 @@ REPLICA_STRIDE = 0x5851F42D
 """Distance between the seeds of two replicas: seeds that users and layers choose lie close."""
 
 NAMES = """
-    KEY_DTYPE SCANS_EPOCHS SeedGenerator compiled fori_loop gradient is_eager jit_pays jvp
-    matmul mean normal pullback replica_count replica_id save_functions set_diagonal
-    tanh tfb tfd tfp times traced_once words
+    KEY_DTYPE SCANS_EPOCHS SeedGenerator check_exports compiled fori_loop freeze_graph gradient
+    is_eager jit_pays jvp litert_of load_function matmul mean normal pullback replica_count
+    replica_id save_functions set_diagonal tanh tfb tfd tfp times traced_once words
 """.split()
 """What the file of each backend defines."""

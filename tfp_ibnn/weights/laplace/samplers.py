@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 from keras import ops
 
 from tfp_ibnn._core.backend import Tensor, jvp
+from tfp_ibnn._core.protocols import Chunks
+from tfp_ibnn._core.unrolling import map_first_axis
 from tfp_ibnn._core.rows import in_blocks
 from tfp_ibnn.prediction.samplers import WeightSampler
 from tfp_ibnn.weights.laplace.blocks import Block
@@ -25,6 +27,11 @@ class LinearizedSampler(WeightSampler):
     def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
         outputs_of = self._runner(inputs, key)
         return outputs_of(ops.reshape(number, (1,)))
+
+    def unrolled(self, inputs: Any, key: Tensor) -> Chunks:
+        numbers = ops.arange(self.samples, dtype="int32")
+        outputs_of = self._runner(inputs, key)
+        return Chunks(lambda _: outputs_of(numbers), self.samples, 1)
 
     def _runner(self, inputs: Any, key: Tensor) -> Callable[[Tensor], Tensor]:
         prepared = self._prepared(inputs)
@@ -47,7 +54,7 @@ class LinearizedSampler(WeightSampler):
             at_mean, change = jvp(logits_at, mean, posterior.deviation(key, number))
             return at_mean + change
 
-        return ops.map(logits_of_draw, numbers)
+        return map_first_axis(logits_of_draw, numbers)
 
     def _outputs(self, logits: Tensor) -> Tensor:
         network = self._posterior.logit_network
@@ -98,7 +105,7 @@ class NetworkSampler(LinearizedSampler):
                 return posterior.logit_network.logits(prepared.values, runs)
 
         places = ops.arange(numbers.shape[0], dtype="int32")
-        return ops.map(logits_of_draw, places)
+        return map_first_axis(logits_of_draw, places)
 
     def _at_positions(self, rows: Tensor, prepared: _Prepared) -> Tensor:
         """Return numbers (S, N, positions, K) of a last layer in the shape of its outputs."""
@@ -140,7 +147,7 @@ class ProbitSampler(NetworkSampler):
             return structure.row_variance(slopes_of(cotangent), posterior.scale)
 
         units = ops.eye(logits.shape[-1], dtype=logits.dtype)
-        variances = ops.map(variance_of_logit, units)
+        variances = map_first_axis(variance_of_logit, units)
         return logits, ops.transpose(variances)
 
     def _moments_of_last_layer(self, prepared: _Prepared) -> tuple[Tensor, Tensor]:

@@ -18,9 +18,9 @@ from keras import layers
 import tfp_ibnn as ibnn
 from tests import saved_files
 from tests.monte_carlo_tools import JAX, averaged, data, dense, set_weights, shallow, statistics
+from tfp_ibnn.export.inputs import inputs_of
+from tfp_ibnn.export.saved_model import MANIFEST
 from tfp_ibnn.layers import GaussianHead
-from tfp_ibnn.prediction import saved_model
-from tfp_ibnn.prediction.saved_model import MANIFEST
 
 ROOT = Path(__file__).parents[2]
 S = 6
@@ -239,7 +239,7 @@ def test_each_input_keeps_its_own_name_in_any_order_of_the_keys():
     wide, deep = keras.Input((3,), name="a"), keras.Input((2,), name="b")
     outputs = dense(3, "softmax")(layers.Concatenate()([wide, deep]))
     for kind in (dict, collections.OrderedDict):
-        inputs = saved_model._inputs(keras.Model(kind(wide=wide, deep=deep), outputs), None)
+        inputs = inputs_of(keras.Model(kind(wide=wide, deep=deep), outputs), None)
         shapes = {name: spec.shape for name, spec in inputs.specs.items()}
         assert shapes == {"wide": (None, 3), "deep": (None, 2)}
         packed = inputs.pack({"wide": 1, "deep": 2})
@@ -249,7 +249,7 @@ def test_each_input_keeps_its_own_name_in_any_order_of_the_keys():
 def test_only_equal_names_are_numbered():
     def names(*given):
         specs = [keras.InputSpec(shape=(None, 4), name=name) for name in given]
-        return list(saved_model._inputs(shallow(), specs).specs)
+        return list(inputs_of(shallow(), specs).specs)
 
     assert names("age", "size") == ["age", "size"]
     assert names("age", "inputs", "inputs") == ["age", "inputs_0", "inputs_1"]
@@ -328,7 +328,7 @@ def test_a_signature_in_the_forms_of_keras():
         ([spec, spec], ["inputs_0", "inputs_1"], [0, 1]),
         ([{"y": spec, "x": named}], ["x", "y"], {"x": 0, "y": 1}),
     ):
-        inputs = saved_model._inputs(Own(None), signature)
+        inputs = inputs_of(Own(None), signature)
         assert inputs.specs == dict.fromkeys(names, ((None, 4), "float32"))
         assert inputs.pack({name: number for number, name in enumerate(names)}) == packed
 

@@ -1,0 +1,217 @@
+"""Export: what is in a file beside the prediction, what is refused, and the command."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import tfp_ibnn as ibnn
+from tests.monte_carlo_tools import JAX, averaged, data, dense, set_weights, shallow
+from tfp_ibnn.__main__ import main
+from tfp_ibnn._core import command_line, extras
+from tfp_ibnn.export.reading import open_exported
+
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.skipif(JAX, reason="TensorFlow writes ONNX and LiteRT files"),
+]
+
+FILES = {"saved_model": "folder", "onnx": "model.onnx", "litert": "model.tflite"}
+ALL = [pytest.param(x, marks=pytest.mark.slow if x == "saved_model" else ()) for x in FILES]
+WITHOUT_RANDOM_NUMBERS = ["onnx", "litert"]
+
+
+@pytest.mark.parametrize("format", ALL)
+def test_facts_threshold_and_class_names(format, tmp_path):
+    """A threshold refuses what `decide` refuses, and a file says what it is."""
+    model = ibnn.TemperatureScaling(shallow())
+    model.temperature.assign(2.0)
+    mc = averaged(model, 4, seed=5)
+    x = data(50, 4)
+    mean = np.asarray(mc(x)["mean"])
+    confidence = np.sort(mean.max(axis=1))
+    threshold = float(confidence[24:26].mean())
+    path = tmp_path / FILES[format]
+    ibnn.export(mc, path, format=format, threshold=threshold, class_names="abc")
+    exported = open_exported(path)
+    answer = exported.predict(x, batch_size=20)
+    refused = ibnn.decide(mean, refuse=1 - threshold) == -1
+    np.testing.assert_array_equal(answer["refuse"], refused)
+    assert refused.sum() == 25
+    facts = exported.facts
+    assert facts["class_names"] == ["a", "b", "c"]
+    assert (facts["samples"], facts["seed"], facts["temperature"]) == (4, 5, 2.0)
+    assert facts["threshold"] == threshold
+    assert facts["outputs"] == {"": "softmax"}
+    assert facts["versions"]["keras"] == keras.__version__
+    assert facts["inputs"] == {"inputs": {"shape": [None, 4], "dtype": "float32"}}
+
+
+@pytest.mark.parametrize("format", WITHOUT_RANDOM_NUMBERS)
+def test_what_a_decision_has_found_is_in_the_file(format, tmp_path):
+    x, y = data(40, 4), np.arange(40) % 3
+    sets = ibnn.Conformal(averaged(shallow(), 3), "lac", 0.8).fit(x, y)
+    path = ibnn.export(sets, tmp_path / FILES[format], format=format)
+    decision = open_exported(path).facts["decision"]
+    assert (decision["kind"], decision["coverage"]) == ("Conformal", 0.8)
+    assert decision["thresholds"] == pytest.approx(sets.thresholds.ravel().tolist())
+
+
+def test_draws(tmp_path):
+    """Those of the model, at most 32 without random numbers; or what is asked for."""
+    mc = averaged(shallow(), 40)
+    for model, options, expected in (
+        (mc, {}, 32),
+        (averaged(shallow(), 4), {}, 4),
+        (mc, {"draws": 34}, 34),
+        (shallow(), {}, 32),
+        (keras.Sequential([keras.Input((4,)), layers.Softmax()]), {}, 1),
+    ):
+        path = ibnn.export(model, tmp_path / "m.onnx", format="onnx", overwrite=True, **options)
+        assert open_exported(path).facts["samples"] == expected
+
+
+def test_an_ensemble_prints_its_size(tmp_path, capsys):
+    ensemble = ibnn.DeepEnsemble([shallow(), shallow()])
+    model = averaged(ibnn.DeepEnsemble([keras.Sequential([keras.Input((4,)), layers.Softmax()])]))
+    path = ibnn.export(model, tmp_path / "m.onnx", format="onnx")
+    size = path.stat().st_size / 1e6
+    assert capsys.readouterr().out == f"{path}: 1 networks, {size:.3g} MB.\n"
+    assert averaged(ensemble, 4).samples == 4
+
+
+# -------------------------------------------------------------------------------------- refusals
+
+
+class Noise(layers.Layer):
+    """Draws random numbers of its own."""
+
+    def call(self, x):
+        return x + keras.random.normal(keras.ops.shape(x), seed=None)
+
+
+def network(shape, *parts):
+    return set_weights(keras.Sequential([keras.Input(shape, name="features"), *parts]))
+
+
+def independent():
+    return averaged(shallow(), 3, independent=True)
+
+
+def open_dropout():
+    parts = [layers.Dense(3), layers.Dropout(0.5), layers.GlobalAveragePooling1D()]
+    model = network((None, 4), *parts, layers.Dense(3, "softmax"))
+    return averaged(model, 3, dropout=True)
+
+
+def open_position():
+    parts = [dense(3, noise="position"), layers.GlobalAveragePooling1D()]
+    return averaged(network((None, 4), *parts, layers.Dense(3, "softmax")), 3)
+
+
+def noisy():
+    return averaged(network((4,), Noise(), dense(3, "softmax")), 3)
+
+
+def strings():
+    inputs = keras.Input((), dtype="string", name="text")
+    words = layers.TextVectorization(vocabulary=["a", "b"], output_sequence_length=2)(inputs)
+    outputs = dense(3, "softmax")(layers.Flatten()(layers.Embedding(4, 2)(words)))
+    return averaged(keras.Model(inputs, outputs), 2)
+
+
+def numbers():
+    return averaged(shallow(None), 2, head="point")
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "words"),
+    [
+        (independent, {}, "without independent=True"),
+        (open_dropout, {}, "depends on the size of its inputs.*Give the inputs a fixed size"),
+        (open_position, {}, "depends on the size of its inputs"),
+        (noisy, {}, "draws random numbers by itself"),
+        (strings, {}, "'text' takes strings.*behind its TextVectorization"),
+        (numbers, {"threshold": 0.5}, "`threshold` is for the confidence in classes"),
+        (shallow, {"draws": 2, "samples": 2}, "`samples` is another name of `draws`"),
+        (shallow, {"quantization": "int8"}, "`quantization`.* for format='litert'; got 'onnx'"),
+        (shallow, {"format": "tflite"}, "`format` must be .*'litert'.* got 'tflite'"),
+        (shallow, {"format": "litert"}, "`path` must end in '.tflite'"),
+    ],
+)
+def test_what_no_file_can_hold_is_refused(make, options, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        ibnn.export(make(), tmp_path / "m.onnx", **{"format": "onnx", **options})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_options_of_litert_are_refused(tmp_path):
+    path = tmp_path / "m.tflite"
+    for options, words in (
+        ({"quantization": "int4"}, "`quantization` must be"),
+        ({"quantization": "int8"}, "needs `representative_data`"),
+        ({"representative_data": data(2, 4)}, "`representative_data` is for quantization='int8'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            ibnn.export(shallow(), path, format="litert", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_decisions_keep_their_draws(tmp_path):
+    detector = ibnn.OODDetector(averaged(shallow(), 2), "entropy").fit(data(9, 4))
+    with pytest.raises(ValueError, match="`draws` and `seed` are those that `fit` has seen"):
+        ibnn.export(detector, tmp_path / "m.onnx", format="onnx", draws=4)
+
+
+def test_a_file_is_replaced_only_if_asked(tmp_path):
+    path = tmp_path / "m.onnx"
+    path.write_text("mine")
+    with pytest.raises(ValueError, match="exists: choose another path, or give overwrite=True"):
+        ibnn.export(shallow(), path, format="onnx")
+    with pytest.raises(ValueError, match="draws random numbers"):
+        ibnn.export(noisy(), path, format="onnx", overwrite=True)
+    assert path.read_text() == "mine"
+    assert [x.name for x in tmp_path.iterdir()] == ["m.onnx"]
+    (tmp_path / "folder.onnx").mkdir()
+    with pytest.raises(ValueError, match="must be a file; .* is a folder"):
+        ibnn.export(shallow(), tmp_path / "folder.onnx", format="onnx", overwrite=True)
+
+
+def test_a_missing_extra_says_what_to_install(tmp_path, monkeypatch):
+    import sys
+
+    for extra, format in (("onnx", "onnx"), ("litert", "litert")):
+        for module in extras.EXTRAS[extra]:
+            monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ImportError, match=rf'pip install "tfp_ibnn\[{extra}\]"'):
+            ibnn.export(shallow(), tmp_path / FILES[format], format=format)
+
+
+# ----------------------------------------------------------------------------------- the command
+
+
+def test_the_command(tmp_path, capsys):
+    model = shallow()
+    file = tmp_path / "model.keras"
+    model.save(file)
+    words = ["export", str(file), "--format", "onnx", "--draws", "3", "--seed", "1"]
+    assert main(words) == 0
+    assert capsys.readouterr().out == f"Written to {tmp_path / 'model.onnx'}.\n"
+    x = data(5, 4)
+    answer = open_exported(tmp_path / "model.onnx").predict(x, 5)
+    expected = averaged(model, 3, seed=1)(x)
+    np.testing.assert_allclose(answer["epistemic"], expected["epistemic"], atol=1e-6)
+    assert main(words) == 1
+    assert "exists: choose another path" in capsys.readouterr().err
+    mc = tmp_path / "mc.keras"
+    averaged(model, 3).save(mc)
+    assert main(["export", str(mc), "--format", "onnx", "--head", "softmax"]) == 1
+    assert "settled in a MonteCarlo" in capsys.readouterr().err
+
+
+def test_the_command_runs_on_tensorflow(monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    command_line.choose_backend(command_line.parse(["calibrate", "m", "d", "--output", "o"]))
+    assert command_line.os.environ["KERAS_BACKEND"] == "jax"
+    command_line.choose_backend(command_line.parse(["export", "model.keras"]))
+    assert command_line.os.environ["KERAS_BACKEND"] == "tensorflow"

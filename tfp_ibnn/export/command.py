@@ -1,0 +1,52 @@
+"""The command `python -m tfp_ibnn export`."""
+
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from tfp_ibnn.conversion.wrappers import PredictionWrapper
+from tfp_ibnn.export.exporting import export
+from tfp_ibnn.layers import stochastic_layers
+from tfp_ibnn.prediction import MonteCarlo
+
+_ENDINGS = {"saved_model": "", "onnx": ".onnx", "litert": ".tflite"}
+
+
+class UsageError(ValueError):
+    """Options that do not go together."""
+
+
+def run(
+    model: str,
+    output: str | None = None,
+    *,
+    format: str = "saved_model",
+    head: str | None = None,
+    from_logits: bool | None = None,
+    **options: Any,
+) -> None:
+    """Export the model of a `.keras` file, and print where it is.
+
+    Args:
+        model: path of the file.
+        output: path to write to; None is that of the model with the ending of the format.
+        format: as for `export`.
+        head: what the output means; None finds out.
+        from_logits: whether the output is logits; None finds out.
+        **options: those of `export`.
+
+    Raises:
+        UsageError: If the head of a model is given that has one already.
+    """
+    path = Path(model).with_suffix(_ENDINGS[format]) if output is None else Path(output)
+    loaded = keras.saving.load_model(model)
+    if head is not None or from_logits is not None:
+        if isinstance(loaded, PredictionWrapper):
+            raise UsageError(
+                f"--head and --from-logits are settled in a {type(loaded).__name__}: omit them."
+            )
+        draws = options.get("draws") or (128 if stochastic_layers(loaded) else 1)
+        loaded = MonteCarlo(loaded, draws, head=head, from_logits=from_logits)
+    export(loaded, path, format=format, **options)
+    print(f"Written to {path}.")

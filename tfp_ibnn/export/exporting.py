@@ -1,0 +1,161 @@
+"""Export of predictions to files that need no Python code of this library."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from tfp_ibnn._core import backend, checks
+from tfp_ibnn._core.protocols import WeightPosterior
+from tfp_ibnn.conversion.wrappers import PredictionWrapper, innermost
+from tfp_ibnn.export.inputs import inputs_of
+from tfp_ibnn.export.litert import write_litert
+from tfp_ibnn.export.onnx import write_onnx
+from tfp_ibnn.export.saved_model import write_saved_model
+from tfp_ibnn.export.served import Served
+from tfp_ibnn.layers import stochastic_layers
+from tfp_ibnn.prediction.exporting import Exports
+from tfp_ibnn.prediction.monte_carlo import MonteCarlo, fixed_seed
+
+FORMATS = ("saved_model", "onnx", "litert")
+
+_DRAWS = 32  # in a file without random numbers, unless said otherwise
+
+
+def export(
+    model: keras.Model,
+    path: str | os.PathLike,
+    *,
+    format: str = "saved_model",
+    draws: int | None = None,
+    seed: int | None = None,
+    threshold: float | None = None,
+    class_names: Sequence[str] | None = None,
+    input_signature: Any = None,
+    quantization: str | None = None,
+    representative_data: Any = None,
+    overwrite: bool = False,
+    samples: int | None = None,
+) -> Path:
+    """Write a file that gives the averaged prediction and its uncertainty, without this library.
+
+    It takes the model's inputs by name, in batches of any size, and gives all that
+    `MonteCarlo.predict` returns, by name. The sampled networks are fixed in the file: equal inputs
+    have equal outputs. A `Conformal` adds its `set` or `interval`, an `OODDetector` its `score`, a
+    `threshold` whether to `refuse`.
+
+    - "saved_model": a folder for TensorFlow, where the signature `serve`, also the default, gives
+      the prediction; `sample`: `mean` and `aleatoric` of one sampled network, which the further
+      input `seed`, a whole number, chooses (0 to `draws` - 1 are those that `serve` averages);
+      `deterministic`: those of the network at the posterior mean, without noise.
+      `assets.extra/tfp_ibnn.json` has versions, seed, signatures and SHA-256 of the files.
+    - "onnx": a file for onnxruntime, in any language or a browser. Draws of z are a few numbers per
+      layer, so all draws take about as much space as one network; a posterior over weights takes
+      the space of each of its networks. Its `metadata_props` have the entry `tfp_ibnn`, as JSON.
+    - "litert": a file for phones and small devices, with the same entry in its metadata.
+
+    The backend must be TensorFlow; `python -m tfp_ibnn export` exports `.keras` files made on JAX.
+
+    Args:
+        model: a `MonteCarlo`, `Conformal` or `OODDetector`, or a model or posterior to average.
+        path: of a folder; of a file that ends in ".onnx" or ".tflite". It is written whole or not
+            at all.
+        format: "saved_model", "onnx" or "litert".
+        draws: number of draws; None takes the `MonteCarlo`'s, in ONNX and LiteRT at most 32.
+        seed: of the draws; None takes the `MonteCarlo`'s, or a random one.
+        threshold: a confidence, such as that of `decisions.error_threshold`; the output `refuse` is
+            true where the largest probability is below it.
+        class_names: for the metadata.
+        input_signature: `keras.InputSpec` or arrays, by name or in a list as Keras has it, for a
+            model whose inputs are unknown because its `call` is its own.
+        quantization: of "litert": "dynamic" keeps weights in 8 bits, "float16" in 16, and "int8"
+            computes in 8 bits; None keeps everything in 32.
+        representative_data: some hundred typical inputs, by which "int8" chooses its ranges.
+        overwrite: replace a folder that is not empty, or a file.
+        samples: another name of `draws`.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: If something else is at the path, the inputs are unknown, a decision is given
+            `draws` or `seed`, which its `fit` has seen, or the format cannot hold the model.
+
+    Example:
+        >>> import keras, tempfile, tfp_ibnn as ibnn
+        >>> inputs = keras.Input((3,), name="features")
+        >>> outputs = ibnn.StochasticDense(2, activation="softmax", train_size=100)(inputs)
+        >>> mc = ibnn.MonteCarlo(keras.Model(inputs, outputs), samples=16)
+        >>> if keras.backend.backend() == "tensorflow":
+        ...     path = ibnn.export(mc, tempfile.mkdtemp() + "/1", seed=0)
+    """
+    backend.check_exports()
+    checks.one_of("format", format, FORMATS)
+    if draws is not None and samples is not None:
+        raise ValueError(f"`samples` is another name of `draws`: got {samples} and {draws}.")
+    draws = samples if draws is None else draws
+    if format != "litert" and (quantization is not None or representative_data is not None):
+        raise ValueError(
+            f"`quantization` and `representative_data` are for format='litert'; got {format!r}."
+        )
+    predicting = _with_fixed_draws(model, format, draws, seed)
+    inputs = inputs_of(innermost(predicting), input_signature)
+    names = None if class_names is None else tuple(map(str, class_names))
+    served = Served(predicting, inputs, _checked_threshold(predicting, threshold), names)
+    path = Path(path)
+    if format == "onnx":
+        write_onnx(served, path, overwrite)
+    elif format == "litert":
+        write_litert(served, path, overwrite, quantization, representative_data)
+    else:
+        write_saved_model(served, path, overwrite)
+    if isinstance(served.average.inner, WeightPosterior):
+        _print_size(path, served.average.samples)
+    return path
+
+
+def _with_fixed_draws(model: Any, format: str, draws: int | None, seed: int | None) -> Any:
+    """Return a `MonteCarlo` with a seed, or a decision around one."""
+    if isinstance(model, PredictionWrapper) and hasattr(model, "serve"):
+        if not isinstance(model, MonteCarlo):  # a decision
+            if draws is not None or seed is not None:
+                raise ValueError(
+                    "`draws` and `seed` are those that `fit` has seen: leave them out, or fit the "
+                    "decision to ibnn.MonteCarlo(model, draws, seed=seed)."
+                )
+            return model
+        if draws is None and format != "saved_model":
+            draws = min(model.options()["samples"], _DRAWS)
+        return model.with_fixed_draws(draws, seed)
+    is_plain = isinstance(model, keras.Model) and not stochastic_layers(model)
+    if draws is None and is_plain:
+        draws = 1
+    if draws is None:
+        draws = 128 if format == "saved_model" else _DRAWS
+    return MonteCarlo(model, draws, seed=fixed_seed(seed))
+
+
+def _checked_threshold(model: Any, threshold: float | None) -> float | None:
+    """Return a threshold of the confidence, or raise for predictions that have none."""
+    if threshold is None:
+        return None
+    average = model if isinstance(model, MonteCarlo) else model.inner
+    (first, *others) = average.likelihood.parts.values()
+    if others or not first.is_classifier:
+        raise ValueError(
+            "`threshold` is for the confidence in classes, of a model with one output; leave it "
+            "out for numbers and for several outputs."
+        )
+    return checks.finite("threshold", threshold)
+
+
+def _print_size(path: Path, networks: int) -> None:
+    """Print how large a file of networks is, each of which it holds."""
+    files = [path] if path.is_file() else [x for x in path.rglob("*") if x.is_file()]
+    megabytes = sum(x.stat().st_size for x in files) / 1e6
+    print(f"{path}: {networks} networks, {megabytes:.3g} MB.")
+
+
+Exports.writer = staticmethod(export)

@@ -1,0 +1,130 @@
+"""A prediction as a graph in which all draws are constants, for runtimes without random numbers."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from tfp_ibnn._core import backend, keras_internals
+from tfp_ibnn._core.unrolling import unrolled
+from tfp_ibnn.decisions import Conformal
+from tfp_ibnn.export.served import Served
+
+_HASHES = frozenset({"BitwiseXor", "LeftShift", "RightShift"})
+"""The operations by which draws are made, and the random numbers of `Conformal`."""
+
+
+def freeze(served: Served) -> Any:
+    """Return the graph of a prediction; its draws, and all that depends on no input, are constants.
+
+    Args:
+        served: what to predict.
+
+    Returns:
+        What the backend's `freeze_graph` returns.
+
+    Raises:
+        ValueError: If draws depend on the inputs, their number or their shape.
+    """
+    _check_inputs(served)
+    if served.average.independent:
+        raise ValueError(
+            "Draws in an ONNX or LiteRT file are constants, the same for all examples: export "
+            "ibnn.MonteCarlo(model) without independent=True."
+        )
+
+    def serve(**tensors: Any) -> dict[str, Any]:
+        with unrolled(), _unrolled_recurrence(served.network):
+            return served.serve(**tensors)
+
+    graph = backend.freeze_graph(serve, served.inputs.specs)
+    _check_draws(served, graph)
+    return graph
+
+
+@contextlib.contextmanager
+def _unrolled_recurrence(network: keras.Model) -> Iterator[None]:
+    """Write out the loops of recurrent layers, where it is known how many steps they take."""
+    layers = []
+    for layer in keras_internals.nested_layers(network):
+        is_loop = isinstance(layer, keras.layers.RNN) and not layer.unroll
+        if is_loop and _steps_of(layer) is not None:
+            layers.append(layer)
+    for layer in layers:
+        layer.unroll = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.unroll = False
+
+
+def _steps_of(layer: keras.layers.RNN) -> int | None:
+    """Return how many steps a recurrent layer was built for, if that is known."""
+    config = layer.get_build_config() or {}
+    shapes = config.get("shapes_dict", {"sequences_shape": config.get("input_shape")})
+    shape = shapes.get("sequences_shape")
+    return None if shape is None else shape[1]
+
+
+def _check_inputs(served: Served) -> None:
+    """Raise for inputs that other runtimes do not take."""
+    for name, spec in served.inputs.specs.items():
+        if spec.dtype == "string":
+            raise ValueError(
+                f"The input {name!r} takes strings, and ONNX and LiteRT files take numbers: export "
+                "the model behind its TextVectorization or StringLookup, or a SavedModel."
+            )
+
+
+def _check_draws(served: Served, graph: Any) -> None:
+    """Raise if a graph still draws random numbers."""
+    name = served.network.name
+    if graph.random:
+        raise ValueError(
+            f"Model {name!r} draws random numbers by itself ({', '.join(sorted(graph.random))}), "
+            "and ONNX and LiteRT files have none: take out the layer that does."
+        )
+    makes_sets_at_random = isinstance(served.model, Conformal) and served.model.randomized
+    if graph.operations & _HASHES and makes_sets_at_random is None:
+        raise ValueError(
+            f"The noise of model {name!r} depends on the size of its inputs, so its draws cannot "
+            "be constants. Give the inputs a fixed size, like keras.Input((20, 3)) instead of "
+            "keras.Input((None, 3)), or use noise='channel'."
+        )
+
+
+def converted(format: str, convert: Callable[..., bytes], *arguments: Any) -> bytes:
+    """Return what a converter returns, or raise what it says in one line.
+
+    Args:
+        format: of the file.
+        convert: the converter.
+        *arguments: of the converter.
+    """
+    try:
+        return convert(*arguments)
+    except Exception as error:  # converters raise anything, and mean that something is missing
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(
+            f"What this model computes cannot be written as {format}: {lines[0]}. Export a "
+            "SavedModel instead, which holds any model."
+        ) from error
+
+
+def check_file(path: Path, suffix: str, overwrite: bool) -> None:
+    """Raise if a file has another ending, or writing it would destroy what should stay.
+
+    Args:
+        path: of the file.
+        suffix: that it must have.
+        overwrite: whether a file may be replaced.
+    """
+    if path.suffix != suffix:
+        raise ValueError(f"`path` must end in {suffix!r} for this format; got {str(path)!r}.")
+    if path.is_dir():
+        raise ValueError(f"`path` must be a file; {path} is a folder.")
+    if path.exists() and not overwrite:
+        raise ValueError(f"{path} exists: choose another path, or give overwrite=True.")

@@ -1,0 +1,116 @@
+"""Write a LiteRT file."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfp_ibnn._core import backend, checks, files
+from tfp_ibnn._core.extras import needs
+from tfp_ibnn.export.frozen import check_file, converted, freeze
+from tfp_ibnn.export.inputs import Inputs
+from tfp_ibnn.export.served import Served
+
+KEY = "tfp_ibnn"
+"""The entry of the file's metadata whose buffer has the facts as JSON."""
+
+QUANTIZATIONS = ("dynamic", "float16", "int8")
+
+
+def write_litert(
+    served: Served,
+    path: Path,
+    overwrite: bool,
+    quantization: str | None = None,
+    representative_data: Any = None,
+) -> None:
+    """Write a file for LiteRT; see `tfp_ibnn.export`.
+
+    Args:
+        served: what the file predicts.
+        path: of the file, which ends in ".tflite". It is written whole or not at all.
+        overwrite: whether to replace a file.
+        quantization: None, "dynamic", "float16" or "int8".
+        representative_data: inputs, arrays as the model takes them, for "int8".
+
+    Raises:
+        ValueError: If LiteRT cannot hold what the model computes.
+    """
+    check_file(path, ".tflite", overwrite)
+    if quantization is not None:
+        checks.one_of("quantization", quantization, QUANTIZATIONS)
+    examples = _examples(served.inputs, quantization, representative_data)
+    with needs("litert"):
+        import ai_edge_litert  # noqa: F401
+    graph = freeze(served)
+    content = converted("LiteRT", backend.litert_of, graph, quantization, examples)
+    facts = {**served.facts(), "quantization": quantization}
+    content = _with_metadata(content, json.dumps(facts, allow_nan=False))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with files.replacing(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def _examples(inputs: Inputs, quantization: str | None, data: Any) -> list[dict[str, Any]]:
+    """Return inputs by name, one after another, or raise if there are none and some are needed."""
+    if quantization != "int8":
+        if data is not None:
+            raise ValueError(
+                "`representative_data` is for quantization='int8'; `quantization` is "
+                f"{quantization!r}."
+            )
+        return []
+    if data is None:
+        raise ValueError(
+            "quantization='int8' needs `representative_data`, a few hundred typical inputs: give "
+            "representative_data=x_train[:200]."
+        )
+    return list(_one_by_one(inputs, data))
+
+
+def _one_by_one(inputs: Inputs, data: Any) -> Iterator[dict[str, Any]]:
+    """Yield single examples of arrays."""
+    arrays = [np.asarray(part) for part in keras.tree.flatten(data)]
+    if len(arrays) != len(inputs.specs):
+        raise ValueError(
+            f"`representative_data` must hold an array for each of the inputs {[*inputs.specs]}; "
+            f"got {len(arrays)}."
+        )
+    specs = list(inputs.specs.items())
+    for place in range(len(arrays[0])):
+        example = {}
+        for (name, spec), array in zip(specs, arrays, strict=True):
+            example[name] = array[place : place + 1].astype(spec.dtype)
+        yield example
+
+
+def _with_metadata(content: bytes, text: str) -> bytes:
+    """Return a file with an entry in its metadata."""
+    from ai_edge_litert import schema_py_generated as schema
+    from ai_edge_litert.tools import flatbuffer_utils
+
+    model = flatbuffer_utils.read_model_from_bytearray(bytearray(content))
+    buffer = schema.BufferT()
+    buffer.data = np.frombuffer(text.encode(), "uint8")
+    entry = schema.MetadataT()
+    entry.name = KEY
+    entry.buffer = len(model.buffers)
+    model.buffers.append(buffer)
+    model.metadata = [*(model.metadata or ()), entry]
+    return flatbuffer_utils.convert_object_to_bytearray(model)
+
+
+def metadata_of(content: bytes) -> str | None:
+    """Return the facts of a file, or None if this library has not written it."""
+    with needs("litert"):
+        from ai_edge_litert import schema_py_generated as schema
+
+    model = schema.Model.GetRootAs(content, 0)
+    for place in range(model.MetadataLength()):
+        entry = model.Metadata(place)
+        if entry.Name() == KEY.encode():
+            return model.Buffers(entry.Buffer()).DataAsNumpy().tobytes().decode()
+    return None

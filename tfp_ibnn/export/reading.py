@@ -1,0 +1,104 @@
+"""Exported files, each in its own runtime."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfp_ibnn._core import backend
+from tfp_ibnn._core.extras import needs
+from tfp_ibnn.export import litert, onnx
+from tfp_ibnn.export.saved_model import MANIFEST
+
+
+class Exported(NamedTuple):
+    """A file that `tfp_ibnn.export` has written, ready to run."""
+
+    run: Callable[..., dict[str, np.ndarray]]  # of arrays by the names of the inputs
+    facts: dict[str, Any]  # what it says of itself
+
+    def predict(self, x: Any, batch_size: int) -> dict[str, np.ndarray]:
+        """Return all outputs by name.
+
+        Args:
+            x: inputs: an array; of several inputs a dict by their names, or a list in their order.
+            batch_size: number of examples at a time.
+
+        Returns:
+            Arrays (N, ...).
+        """
+        arrays = self._named(x)
+        counts = {name: len(array) for name, array in arrays.items()}
+        count = next(iter(counts.values()))
+        if count == 0 or set(counts.values()) != {count}:
+            raise ValueError(f"`x` must hold equally many examples of each input; got {counts}.")
+        batches = []
+        for start in range(0, count, batch_size):
+            stop = start + batch_size
+            batches.append(self.run(**{name: x[start:stop] for name, x in arrays.items()}))
+        return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+    def _named(self, x: Any) -> dict[str, np.ndarray]:
+        """Return inputs by name, in the types that the file takes."""
+        specs = self.facts["inputs"]
+        names = list(specs)
+        if isinstance(x, Mapping):
+            parts = dict(x)
+        elif isinstance(x, (list, tuple)) and len(names) > 1:
+            parts = dict(zip(names, x, strict=False))
+        else:
+            parts = {names[0]: x}
+        if sorted(parts) != sorted(names):
+            raise ValueError(f"`x` must hold the inputs {names}; got {sorted(parts)}.")
+        return {name: np.asarray(parts[name], specs[name]["dtype"]) for name in names}
+
+
+def open_exported(path: str | os.PathLike) -> Exported:
+    """Return an exported file in its runtime, which its ending chooses.
+
+    Args:
+        path: of an ".onnx" or ".tflite" file, or of the folder of a SavedModel.
+
+    Raises:
+        ValueError: If `tfp_ibnn.export` has not written it.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"There is nothing at {path}.")
+    openers = {".onnx": _open_onnx, ".tflite": _open_litert}
+    run, text = openers.get(path.suffix, _open_saved_model)(path)
+    if text is None:
+        raise ValueError(f"{path} was not written by ibnn.export: it lacks its metadata.")
+    return Exported(run, json.loads(text))
+
+
+def _open_onnx(path: Path) -> tuple[Callable[..., Any], str | None]:
+    with needs("onnx"):
+        import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+
+    def run(**arrays: np.ndarray) -> dict[str, np.ndarray]:
+        return dict(zip(names, session.run(names, arrays), strict=True))
+
+    return run, session.get_modelmeta().custom_metadata_map.get(onnx.KEY)
+
+
+def _open_litert(path: Path) -> tuple[Callable[..., Any], str | None]:
+    with needs("litert"):
+        from ai_edge_litert.interpreter import Interpreter
+
+    content = path.read_bytes()
+    interpreter = Interpreter(model_content=content)
+    return interpreter.get_signature_runner(), litert.metadata_of(content)
+
+
+def _open_saved_model(path: Path) -> tuple[Callable[..., Any], str | None]:
+    manifest = path / MANIFEST
+    if not manifest.exists():
+        raise ValueError(f"{path} was not written by ibnn.export: it lacks {MANIFEST}.")
+    return backend.load_function(str(path), "serve"), manifest.read_text()

@@ -1,0 +1,140 @@
+"""What a file serves: a prediction whose draws stay, its inputs by name, and facts about it."""
+
+import importlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn.conversion.wrappers import PredictionWrapper, innermost
+from tfp_ibnn.decisions import Conformal, OODDetector
+from tfp_ibnn.export.inputs import Inputs
+from tfp_ibnn.likelihoods import Categorical, Gaussian, Labels, Likelihood, Point
+from tfp_ibnn.prediction import MonteCarlo, TemperatureScaling
+
+KINDS: dict[str, type[Likelihood]] = {
+    "softmax": Categorical,
+    "sigmoid": Labels,
+    "gaussian": Gaussian,
+    "point": Point,
+}
+"""What an output can mean whose scores follow from what a file serves, by its name there."""
+
+_PACKAGES = ("tfp_ibnn", "keras", "tensorflow")
+"""Whose versions a file names."""
+
+
+class Served(NamedTuple):
+    """A prediction as a file gives it."""
+
+    model: Any  # a `MonteCarlo` with a seed, or a decision whose `inner` is one
+    inputs: Inputs
+    threshold: float | None = None  # of the confidence below which to refuse
+    class_names: tuple[str, ...] | None = None
+
+    @property
+    def average(self) -> MonteCarlo:
+        """The `MonteCarlo` of the prediction."""
+        return self.model if isinstance(self.model, MonteCarlo) else self.model.inner
+
+    @property
+    def network(self) -> keras.Model:
+        """The network inside of everything."""
+        return innermost(self.model)
+
+    def serve(self, **tensors: Any) -> dict[str, Tensor]:
+        """Return the outputs by name.
+
+        Args:
+            **tensors: a batch, by the names of the inputs.
+        """
+        prediction = self.model.serve(self.inputs.pack(tensors))
+        if self.threshold is not None:
+            prediction = {**prediction, "refuse": self._refuse(prediction["mean"])}
+        return flat(prediction)
+
+    def _refuse(self, mean: Tensor) -> Tensor:
+        """Return for which examples the largest probability is below the threshold."""
+        confidence = ops.max(mean, axis=-1)
+        if mean.shape[-1] == 1:
+            confidence = ops.maximum(confidence, 1 - confidence)
+        return confidence < self.threshold
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a file says of itself, as JSON has it."""
+        average = self.average
+        parts = average.likelihood.parts
+        facts = {
+            "format": 1,
+            "model": self.network.name,
+            "samples": average.samples,
+            "sampling": average.sampling,
+            "seed": average.seed,
+            "inputs": {
+                name: {"shape": list(spec.shape), "dtype": spec.dtype}
+                for name, spec in self.inputs.specs.items()
+            },
+            "outputs": {name: _kind_of(part) for name, part in parts.items()},
+            "temperature": _temperature_of(self.model),
+            "threshold": self.threshold,
+            "class_names": self.class_names,
+            "decision": _decision_of(self.model),
+            "versions": {name: importlib.import_module(name).__version__ for name in _PACKAGES},
+        }
+        return facts
+
+
+def flat(prediction: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a prediction in one dict: of the output "digit", say, "digit_mean" and the like.
+
+    Args:
+        prediction: that of `MonteCarlo`.
+
+    Raises:
+        ValueError: If two entries would have one name.
+    """
+    entries: dict[str, Any] = {}
+    for name, value in prediction.items():
+        of_output = {name: value}
+        if isinstance(value, dict):
+            of_output = {f"{name}_{key}": part for key, part in value.items()}
+        if entries.keys() & of_output.keys():
+            raise ValueError(
+                f"Rename outputs: some of {[*prediction]} cannot be told apart in a file."
+            )
+        entries |= of_output
+    return entries
+
+
+def _kind_of(likelihood: Likelihood) -> str | None:
+    """Return the name of what an output means; None if a file cannot say it."""
+    for name, kind in KINDS.items():
+        if type(likelihood) is kind:
+            return name
+    return None
+
+
+def _temperature_of(model: Any) -> float | None:
+    """Return the temperature of what is inside of a model, if it has one."""
+    while isinstance(model, PredictionWrapper):
+        if isinstance(model, TemperatureScaling):
+            return float(ops.convert_to_numpy(model.temperature))
+        model = model.inner
+    return None
+
+
+def _decision_of(model: Any) -> dict[str, Any] | None:
+    """Return the kind of a decision, with its thresholds."""
+    if isinstance(model, Conformal):
+        return {
+            "kind": "Conformal",
+            "method": model.method,
+            "coverage": model.coverage,
+            "thresholds": np.ravel(model.thresholds).tolist(),
+        }
+    if isinstance(model, OODDetector):
+        return {"kind": "OODDetector", "score": model.kind, "threshold": model.threshold()}
+    return None

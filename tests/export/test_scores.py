@@ -43,7 +43,7 @@ def several():
     [
         (classes, "onnx"),
         (gaussian, "litert"),
-        (several, "onnx"),
+        pytest.param(several, "onnx", marks=pytest.mark.slow),
         pytest.param(classes, "litert", marks=pytest.mark.slow),
         pytest.param(classes, "saved_model", marks=pytest.mark.slow),
         pytest.param(several, "litert", marks=pytest.mark.slow),
@@ -56,7 +56,7 @@ def test_scores_are_those_of_evaluate(make, format, tmp_path):
     for options in ({}, {"sample_weight": weight}):
         expected = mc.evaluate(x, y, verbose=0, return_dict=True, **options)
         found = ibnn.exported_scores(path, x, y, batch_size=20, **options)
-        assert list(found) == list(expected)
+        assert found.keys() == expected.keys()
         for name, score in expected.items():
             assert found[name] == pytest.approx(score, abs=2e-5, rel=2e-5), name
 
@@ -98,7 +98,7 @@ def test_wrong_files_and_inputs(tmp_path):
         ibnn.exported_scores(tmp_path / "none.onnx", x, y)
     for file in (path, lite):
         file.write_bytes(file.read_bytes()[:200])
-        with pytest.raises((ValueError, RuntimeError)):
+        with pytest.raises(Exception, match="(?i)protobuf|model|buffer"):
             ibnn.exported_scores(file, x, y)
     (tmp_path / "folder").mkdir()
     with pytest.raises(ValueError, match="was not written by ibnn.export"):

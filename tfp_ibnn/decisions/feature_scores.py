@@ -314,7 +314,7 @@ class NearestNeighbors(FeatureScore):
     ) -> tuple[Tensor, Tensor]:
         """Return the k closest of those known and of a block that begins at a column."""
         known = closest.shape[1]
-        candidates = ops.concatenate([closest, closeness], axis=1)
+        candidates = ops.concatenate([closest, closeness], axis=1) if known else closeness
         count = min(self.k, candidates.shape[1])
         closest, places = ops.top_k(candidates, count)
         of_block = first + places - known

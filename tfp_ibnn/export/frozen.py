@@ -1,6 +1,7 @@
 """A prediction as a graph in which all draws are constants, for runtimes without random numbers."""
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from tfp_ibnn._core import backend, keras_internals
 from tfp_ibnn._core.unrolling import unrolled
 from tfp_ibnn.decisions import Conformal
 from tfp_ibnn.export.served import Served
+
+_MISSING = re.compile(r"(?:'tf\.|No Op registered for )(\w+)")
+"""An operation in what a converter says, of those that the format lacks."""
 
 _HASHES = frozenset({"BitwiseXor", "LeftShift", "RightShift"})
 """The operations by which draws are made, and the random numbers of `Conformal`."""
@@ -82,13 +86,19 @@ def _check_inputs(served: Served) -> None:
 def _check_draws(served: Served, graph: Any) -> None:
     """Raise if a graph still draws random numbers."""
     name = served.network.name
-    if graph.random:
+    if graph.stateful:
         raise ValueError(
-            f"Model {name!r} draws random numbers by itself ({', '.join(sorted(graph.random))}), "
-            "and ONNX and LiteRT files have none: take out the layer that does."
+            f"Model {name!r} draws random numbers by itself, or changes its weights, when it "
+            f"predicts ({', '.join(sorted(graph.stateful))}), which ONNX and LiteRT files cannot: "
+            "take out the layer that does."
         )
-    makes_sets_at_random = isinstance(served.model, Conformal) and served.model.randomized
-    if graph.operations & _HASHES and makes_sets_at_random is None:
+    is_random_set = isinstance(served.model, Conformal) and served.model.randomized is not None
+    if is_random_set:
+        raise ValueError(
+            "`randomized` sets follow from the bits of the inputs, which ONNX and LiteRT files "
+            "cannot read: fit ibnn.Conformal without `randomized`, or export a SavedModel."
+        )
+    if graph.operations & _HASHES:
         raise ValueError(
             f"The noise of model {name!r} depends on the size of its inputs, so its draws cannot "
             "be constants. Give the inputs a fixed size, like keras.Input((20, 3)) instead of "
@@ -107,10 +117,12 @@ def converted(format: str, convert: Callable[..., bytes], *arguments: Any) -> by
     try:
         return convert(*arguments)
     except Exception as error:  # converters raise anything, and mean that something is missing
-        lines = str(error).strip().splitlines() or [type(error).__name__]
+        text = str(error).strip() or type(error).__name__
+        missing = sorted(set(_MISSING.findall(text)))
+        reason = ", ".join(missing) or text.splitlines()[0][:200]
         raise ValueError(
-            f"What this model computes cannot be written as {format}: {lines[0]}. Export a "
-            "SavedModel instead, which holds any model."
+            f"{format} cannot hold what this model computes ({reason}). Export a SavedModel "
+            "instead, which holds any model."
         ) from error
 
 

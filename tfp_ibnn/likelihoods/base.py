@@ -10,6 +10,7 @@ from keras import ops
 
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.serialization import Configured
+from tfp_ibnn._core.unrolling import quantiles
 from tfp_ibnn.metrics._mean import RunningMean
 
 
@@ -164,9 +165,8 @@ class Likelihood(Configured):
             level: the probability, between 0 and 1.
         """
         tail = (1 - level) / 2
-        probabilities = ops.convert_to_tensor([tail, 1 - tail], dtype=draws.dtype)
-        bounds = ops.quantile(self.public(draws), probabilities, axis=0)
-        return bounds[0], bounds[1]
+        lower, upper = quantiles(self.public(draws), [tail, 1 - tail])
+        return lower, upper
 
     def of_all_draws(self, outputs: Tensor) -> dict[str, Tensor]:
         """Return further entries of a prediction, if it `needs_all_draws`."""

@@ -11,6 +11,7 @@ from scipy.special import ndtr
 from scipy.stats import norm
 
 from tfp_ibnn._core.backend import Tensor, mean
+from tfp_ibnn._core.unrolling import erf
 from tfp_ibnn.layers.heads import GaussianHead, gaussian_nll, matched
 from tfp_ibnn.likelihoods.base import diagonal, or_nan
 from tfp_ibnn.likelihoods.numbers import Numbers
@@ -299,8 +300,7 @@ def mixture_interval(loc: Tensor, scale: Tensor, level: float) -> tuple[Tensor, 
 
 def _mixture_cdf(loc: Tensor, scale: Tensor, x: Tensor) -> Tensor:
     z = (x - loc) / scale
-    erf = ops.erf(z * 2.0**-0.5)
-    cdf = 0.5 * (1 + erf)
+    cdf = 0.5 * (1 + erf(z * 2.0**-0.5))
     return mean(cdf, axis=0)
 
 

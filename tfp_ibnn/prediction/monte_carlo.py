@@ -9,8 +9,8 @@ from keras import ops
 
 from tfp_ibnn import noise
 from tfp_ibnn._core import checks, keras_internals
-from tfp_ibnn._core.backend import REPLICA_STRIDE, Tensor, replica_id
-from tfp_ibnn._core.protocols import Sampler, WeightPosterior
+from tfp_ibnn._core.backend import NETWORK, REPLICA_STRIDE, Tensor, replica_id
+from tfp_ibnn._core.protocols import Chunks, Sampler, WeightPosterior
 from tfp_ibnn._core.unrolling import is_unrolled
 from tfp_ibnn.conversion.wrappers import PredictionWrapper
 from tfp_ibnn.likelihoods.infer import likelihood_of
@@ -199,12 +199,24 @@ class MonteCarlo(Exports, PredictionWrapper, PredictingModel):
         first, second = ops.unstack(ops.cast(self._key, "int32"), num=2)
         stream = ops.cast(stream, "int32")
         key = ops.stack([first + stream, second])
-        chunks_of = self._sampler.unrolled if is_unrolled() else self._sampler.chunks
-        chunks = chunks_of(inputs, key)
+        chunks = self._chunks(inputs, key)
         wanted = Wanted(self.samples, self.return_samples, self.interval, self.standard_error)
         return average(self.likelihood, chunks, wanted)
 
     serve = average
+
+    def _chunks(self, inputs: Any, key: Tensor) -> Chunks:
+        """Return the sampled networks on a batch."""
+        if not is_unrolled():
+            return self._sampler.chunks(inputs, key)
+        with keras.name_scope(NETWORK):
+            chunks = self._sampler.unrolled(inputs, key)
+
+        def run(first: int) -> Any:
+            with keras.name_scope(NETWORK):
+                return chunks.run(first)
+
+        return chunks._replace(run=run)
 
     def draw(self, inputs: Any, number: int | Tensor) -> dict[str, Tensor]:
         """Return the prediction of one sampled network.

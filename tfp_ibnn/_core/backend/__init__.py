@@ -6,7 +6,7 @@ which `keras.ops` is not enough. `tensorflow.py` and `jax.py` have the same name
 
 import keras
 
-from tfp_ibnn._core.backend.shared import NAMES, REPLICA_STRIDE, Tensor
+from tfp_ibnn._core.backend.shared import NAMES, NETWORK, REPLICA_STRIDE, Tensor
 
 NAME = keras.backend.backend()
 """The active backend, "tensorflow" or "jax"."""
@@ -21,4 +21,4 @@ else:
         f"{NAME!r}. Set the environment variable KERAS_BACKEND before Keras is imported."
     )
 
-__all__ = ["NAME", "REPLICA_STRIDE", "Tensor", *NAMES]
+__all__ = ["NAME", "NETWORK", "REPLICA_STRIDE", "Tensor", *NAMES]

@@ -2,6 +2,7 @@
 
 import collections
 import hashlib
+import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
-from tfp_ibnn._core.backend.shared import Function
+from tfp_ibnn._core.backend.shared import NETWORK, Function
 
 _SIGNATURE = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 
@@ -22,7 +23,7 @@ class FrozenGraph(NamedTuple):
     specs: Mapping[str, tuple]  # (shape, dtype) of the inputs by name
     outputs: Mapping[str, str]  # tensors in the graph by the names of the outputs
     operations: frozenset[str]  # the types of what is computed from inputs
-    random: frozenset[str]  # the types of what draws new random numbers in each run
+    stateful: frozenset[str]  # the types of what draws random numbers or assigns in each run
 
 
 def freeze_graph(function: Function, specs: Mapping[str, Any]) -> FrozenGraph:
@@ -37,6 +38,9 @@ def freeze_graph(function: Function, specs: Mapping[str, Any]) -> FrozenGraph:
     """
     tensors = {name: tf.TensorSpec(*spec, name) for name, spec in specs.items()}
     traced = tf.function(function, autograph=False).get_concrete_function(**tensors)
+    assigned = {op.type for op in traced.graph.get_operations() if op.type.startswith("Assign")}
+    if assigned:
+        return FrozenGraph(None, specs, {}, frozenset(), frozenset(assigned))
     names = sorted(traced.structured_outputs)
     constant = convert_variables_to_constants_v2(traced, lower_control_flow=False)
     return _Folding(constant, specs, names).graph()
@@ -67,7 +71,9 @@ class _Folding:
     def graph(self) -> FrozenGraph:
         """Return the graph with constants in place of what does not depend on inputs."""
         source = self._graph.as_graph_def()
-        definition = tf.compat.v1.GraphDef(library=source.library, versions=source.versions)
+        functions = _called(source.library, [op.node_def for op in self._kept])
+        definition = tf.compat.v1.GraphDef(versions=source.versions)
+        definition.library.function.extend(functions)
         self._make_constants()
         definition.node.extend(self._nodes.values())
         for op in self._kept:
@@ -82,9 +88,13 @@ class _Folding:
             node.input.append(self._name(tensor))
             node.attr["T"].type = tensor.dtype.as_datatype_enum
             outputs[name] = f"{node.name}:0"
-        operations = frozenset(op.type for op in self._kept)
-        random = {op.type for op in self._needed if _is_random(op)}
-        return FrozenGraph(definition, self._specs, outputs, operations, frozenset(random))
+        operations = {op.type for op in self._kept}
+        operations |= {node.op for function in functions for node in function.node_def}
+        stateful = {name for name in operations if "Random" in name}
+        stateful |= {op.type for op in self._needed if _is_random(op)}
+        return FrozenGraph(
+            definition, self._specs, outputs, frozenset(operations), frozenset(stateful)
+        )
 
     def _make_constants(self) -> None:
         """Compute what is taken from operations that are not kept, equal values once."""
@@ -139,6 +149,20 @@ def _producers(operations: Iterable[Any]) -> set[Any]:
     return found
 
 
+def _called(library: Any, nodes: Iterable[Any]) -> list[Any]:
+    """Return the functions of a library that nodes call, and those that these call."""
+    known = {function.signature.name: function for function in library.function}
+    called = {}
+    waiting = list(nodes)
+    while waiting:
+        for value in waiting.pop().attr.values():
+            for name in (value.func.name, *(part.name for part in value.list.func)):
+                if name in known and name not in called:
+                    called[name] = known[name]
+                    waiting.extend(known[name].node_def)
+    return list(called.values())
+
+
 def _is_random(op: Any) -> bool:
     return "Random" in op.type and op.op_def.is_stateful
 
@@ -166,7 +190,22 @@ def litert_of(
             converter.target_spec.supported_types = [tf.float16]
         if quantization == "int8":
             converter.representative_dataset = lambda: iter(examples)
+            return _with_whole_numbers(converter)
         return converter.convert()
+
+
+def _with_whole_numbers(converter: Any) -> bytes:
+    """Return a file whose network computes in 8 bits, and what follows from its outputs in 32.
+
+    Entropies, variances and logarithms of probabilities in 8 bits would be worth nothing.
+    """
+    debugger = tf.lite.experimental.QuantizationDebugger(converter=converter)
+    interpreter = tf.lite.Interpreter(model_content=debugger.calibrated_model)
+    names = [tensor["name"] for tensor in interpreter.get_tensor_details()]
+    is_of_network = re.compile(rf"\b{NETWORK}(_\d+)?/").search
+    others = [name for name in names if not is_of_network(name)]
+    debugger.options = tf.lite.experimental.QuantizationDebugOptions(denylisted_nodes=others)
+    return debugger.get_nondebug_quantized_model()
 
 
 def _run(graph: FrozenGraph, tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,9 @@ Tensor = Any
 Function = Callable[..., Any]
 Variables = Sequence[keras.Variable]
 
+NETWORK = "network"
+"""The scope of what sampled networks compute, in graphs that are to be converted."""
+
 REPLICA_STRIDE = 0x5851F42D
 """Distance between the seeds of two replicas: seeds that users and layers choose lie close."""
 

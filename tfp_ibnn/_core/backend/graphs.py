@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.lite.python.convert import mlir_quantize
+from tensorflow.lite.tools import flatbuffer_utils
 from tensorflow.python.framework.convert_to_constants import convert_variables_to_constants_v2
 
 from tfp_ibnn._core.backend.shared import NETWORK, Function
@@ -199,13 +201,13 @@ def _with_whole_numbers(converter: Any) -> bytes:
 
     Entropies, variances and logarithms of probabilities in 8 bits would be worth nothing.
     """
-    debugger = tf.lite.experimental.QuantizationDebugger(converter=converter)
-    interpreter = tf.lite.Interpreter(model_content=debugger.calibrated_model)
-    names = [tensor["name"] for tensor in interpreter.get_tensor_details()]
+    converter._experimental_calibrate_only = True
+    calibrated = converter.convert()
+    (graph,) = flatbuffer_utils.read_model_from_bytearray(bytearray(calibrated)).subgraphs
     is_of_network = re.compile(rf"\b{NETWORK}(_\d+)?/").search
+    names = [tensor.name.decode() for tensor in graph.tensors]
     others = [name for name in names if not is_of_network(name)]
-    debugger.options = tf.lite.experimental.QuantizationDebugOptions(denylisted_nodes=others)
-    return debugger.get_nondebug_quantized_model()
+    return mlir_quantize(calibrated, denylisted_nodes=others)
 
 
 def _run(graph: FrozenGraph, tensors: Mapping[str, Any]) -> dict[str, Any]:

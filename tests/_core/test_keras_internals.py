@@ -751,6 +751,13 @@ def test_chosen_name():
         assert names == ["table", None, "last", None]
 
 
+@pytest.mark.once
+@pytest.mark.skipif(ON_JAX, reason="the converter is TensorFlow's")
+def test_tf2onnx():
+    with contract("tf2onnx", "Find the repairs by which Keras exports to ONNX under NumPy 2."):
+        assert callable(keras_internals.tf2onnx().convert.from_graph_def)
+
+
 def test_every_function_has_its_contract():
     text = Path(__file__).read_text()
     modules = (keras_internals, keras_layers, keras_optimizers)
@@ -808,8 +815,12 @@ def used(nodes):
                 yield name.value, node.lineno, ast.unparse(owner[0]) if owner else ""
 
 
-OF_OTHERS = {("_exit", "os"), ("_mapie_classifier", "made")}
-"""Private names of Python, and of a library to compare with."""
+OF_OTHERS = {
+    ("_exit", "os"),
+    ("_experimental_calibrate_only", "converter"),
+    ("_mapie_classifier", "made"),
+}
+"""Private names of Python, of TensorFlow's converter, and of a library to compare with."""
 
 OF_NAMED_TUPLES = {"_asdict", "_replace"}
 """Methods that Python documents."""

@@ -67,7 +67,7 @@ class Served(NamedTuple):
         """Return what a file says of itself, as JSON has it."""
         average = self.average
         parts = average.likelihood.parts
-        facts = {
+        return {
             "format": 1,
             "model": self.network.name,
             "samples": average.samples,
@@ -84,7 +84,6 @@ class Served(NamedTuple):
             "decision": _decision_of(self.model),
             "versions": {name: importlib.import_module(name).__version__ for name in _PACKAGES},
         }
-        return facts
 
 
 def flat(prediction: Mapping[str, Any]) -> dict[str, Any]:

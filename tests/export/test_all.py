@@ -228,6 +228,10 @@ def detector(score):
     return ibnn.OODDetector(mc(model), score, k=3).fit(data(COUNT, 4), LABELS)
 
 
+def student(teacher):
+    return ibnn.distill(teacher, data(COUNT, 4), epochs=0, verbose=0)
+
+
 # Name -> a function that makes what is exported.
 CASES = {
     **{f"posterior-{name}": functools.partial(of_registry, name) for name in registry.POSTERIORS},
@@ -270,6 +274,8 @@ CASES = {
     "raps-randomized": lambda: sets("raps", randomized=0),
     "split": lambda: intervals("split"),
     "cqr": lambda: intervals("cqr"),
+    "student-of-classes": lambda: student(mc(noisy())),
+    "student-of-numbers": lambda: student(gaussian()),
     "max_probability": lambda: detector("max_probability"),
     "epistemic": lambda: detector("epistemic"),
     "energy": lambda: detector("energy"),

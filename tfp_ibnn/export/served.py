@@ -12,7 +12,17 @@ from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.conversion.wrappers import PredictionWrapper, innermost
 from tfp_ibnn.decisions import Conformal, OODDetector
 from tfp_ibnn.export.inputs import Inputs
-from tfp_ibnn.likelihoods import Categorical, Gaussian, Labels, Likelihood, Point
+from tfp_ibnn.likelihoods import (
+    Beta,
+    Categorical,
+    Dirichlet,
+    Gaussian,
+    Labels,
+    Likelihood,
+    Point,
+    SpreadGaussian,
+    SpreadPoint,
+)
 from tfp_ibnn.prediction import MonteCarlo, TemperatureScaling
 
 KINDS: dict[str, type[Likelihood]] = {
@@ -22,6 +32,14 @@ KINDS: dict[str, type[Likelihood]] = {
     "point": Point,
 }
 """What an output can mean whose scores follow from what a file serves, by its name there."""
+
+_OF_STUDENTS: dict[type[Likelihood], str] = {
+    Dirichlet: "softmax",
+    Beta: "sigmoid",
+    SpreadGaussian: "gaussian",
+    SpreadPoint: "point",
+}
+"""The kinds that have the scores of others."""
 
 _PACKAGES = ("tfp_ibnn", "keras", "tensorflow")
 """Whose versions a file names."""
@@ -110,10 +128,8 @@ def flat(prediction: Mapping[str, Any]) -> dict[str, Any]:
 
 def _kind_of(likelihood: Likelihood) -> str | None:
     """Return the name of what an output means; None if a file cannot say it."""
-    for name, kind in KINDS.items():
-        if type(likelihood) is kind:
-            return name
-    return None
+    names = {kind: name for name, kind in KINDS.items()} | _OF_STUDENTS
+    return names.get(type(likelihood))
 
 
 def _temperature_of(model: Any) -> float | None:

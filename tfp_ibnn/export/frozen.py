@@ -1,7 +1,9 @@
 """A prediction as a graph in which all draws are constants, for runtimes without random numbers."""
 
 import contextlib
+import logging
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -106,6 +108,22 @@ def _check_draws(served: Served, graph: Any) -> None:
         )
 
 
+@contextlib.contextmanager
+def quietly() -> Iterator[None]:
+    """Silence what a converter's own use of TensorFlow and NumPy sets off."""
+    loggers = [logging.getLogger(name) for name in ("tensorflow", "tf2onnx")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
 def converted(format: str, convert: Callable[..., bytes], *arguments: Any) -> bytes:
     """Return what a converter returns, or raise what it says in one line.
 
@@ -115,7 +133,8 @@ def converted(format: str, convert: Callable[..., bytes], *arguments: Any) -> by
         *arguments: of the converter.
     """
     try:
-        return convert(*arguments)
+        with quietly():
+            return convert(*arguments)
     except Exception as error:  # converters raise anything, and mean that something is missing
         text = str(error).strip() or type(error).__name__
         missing = sorted(set(_MISSING.findall(text)))

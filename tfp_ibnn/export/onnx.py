@@ -1,16 +1,12 @@
 """Write an ONNX file."""
 
-import contextlib
 import json
-import logging
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tfp_ibnn._core import files, keras_internals
 from tfp_ibnn._core.extras import needs
-from tfp_ibnn.export.frozen import check_file, converted, freeze
+from tfp_ibnn.export.frozen import check_file, converted, freeze, quietly
 from tfp_ibnn.export.served import Served
 
 KEY = "tfp_ibnn"
@@ -34,7 +30,7 @@ def write_onnx(served: Served, path: Path, overwrite: bool) -> None:
     with needs("onnx"):
         import onnx
 
-        with _quietly():
+        with quietly():
             tf2onnx = keras_internals.tf2onnx()
     graph = freeze(served)
     model = converted("ONNX", _convert, onnx, tf2onnx, graph)
@@ -56,35 +52,18 @@ def _keep_choices(graph: Any, operations: list[Any]) -> list[Any]:
     return operations
 
 
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Silence what the converter's own use of TensorFlow and NumPy sets off."""
-    loggers = [logging.getLogger(name) for name in ("tensorflow", "tf2onnx")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
 def _convert(onnx: Any, tf2onnx: Any, graph: Any) -> Any:
     """Return a graph as an ONNX model with its names; the axis of the examples is "batch"."""
     names = {tensor: name for name, tensor in graph.outputs.items()}
     inputs = {f"{name}:0": name for name in graph.specs}
-    with _quietly():
-        model, _ = tf2onnx.convert.from_graph_def(
-            graph.definition,
-            input_names=[*inputs],
-            output_names=[*names],
-            opset=_OPSET,
-            custom_rewriter=[_keep_choices],
-            tensors_to_rename={**inputs, **names},
-        )
+    model, _ = tf2onnx.convert.from_graph_def(
+        graph.definition,
+        input_names=[*inputs],
+        output_names=[*names],
+        opset=_OPSET,
+        custom_rewriter=[_keep_choices],
+        tensors_to_rename={**inputs, **names},
+    )
     for tensor in (*model.graph.input, *model.graph.output):
         axes = tensor.type.tensor_type.shape.dim
         if axes and not axes[0].HasField("dim_value"):

@@ -42,7 +42,7 @@ def freeze(served: Served) -> Any:
         )
 
     def serve(**tensors: Any) -> dict[str, Any]:
-        with unrolled(), _unrolled_recurrence(served.network):
+        with unrolled(), _unrolled_recurrence(served.model):
             return served.serve(**tensors)
 
     graph = backend.freeze_graph(serve, served.inputs.specs)
@@ -51,10 +51,10 @@ def freeze(served: Served) -> Any:
 
 
 @contextlib.contextmanager
-def _unrolled_recurrence(network: keras.Model) -> Iterator[None]:
+def _unrolled_recurrence(model: keras.Model) -> Iterator[None]:
     """Write out the loops of recurrent layers, where it is known how many steps they take."""
     layers = []
-    for layer in keras_internals.nested_layers(network):
+    for layer in keras_internals.nested_layers(model):
         is_loop = isinstance(layer, keras.layers.RNN) and not layer.unroll
         if is_loop and _steps_of(layer) is not None:
             layers.append(layer)

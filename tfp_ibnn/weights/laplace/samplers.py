@@ -8,8 +8,8 @@ from keras import ops
 
 from tfp_ibnn._core.backend import Tensor, jvp
 from tfp_ibnn._core.protocols import Chunks
-from tfp_ibnn._core.unrolling import map_first_axis
 from tfp_ibnn._core.rows import in_blocks
+from tfp_ibnn._core.unrolling import map_first_axis
 from tfp_ibnn.prediction.samplers import WeightSampler
 from tfp_ibnn.weights.laplace.blocks import Block
 from tfp_ibnn.weights.laplace.curvature import linearized

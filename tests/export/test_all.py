@@ -297,6 +297,7 @@ QUICK = {
 
 # A format that has no such operation; the error says so.
 REFUSED = {
+    ("student-of-classes", "onnx"): "ONNX cannot hold .*Log1p.*Export a SavedModel",
     ("laplace-linearized", "onnx"): "ONNX cannot hold .*TanhGrad.*Export a SavedModel",
     ("raps-randomized", "onnx"): "`randomized` sets follow from the bits",
     ("raps-randomized", "litert"): "`randomized` sets follow from the bits",

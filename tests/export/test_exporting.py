@@ -155,7 +155,9 @@ def test_wrong_options_of_litert_are_refused(tmp_path):
 
 def test_decisions_keep_their_draws(tmp_path):
     detector = ibnn.OODDetector(averaged(shallow(), 2), "entropy").fit(data(9, 4))
-    with pytest.raises(ValueError, match="`draws` and `seed` are those that `fit` has seen"):
+    with pytest.raises(
+        ValueError, match="`draws`, `samples` and `seed` are those that `fit` has seen"
+    ):
         ibnn.export(detector, tmp_path / "m.onnx", format="onnx", draws=4)
 
 

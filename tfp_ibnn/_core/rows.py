@@ -5,6 +5,7 @@ from collections.abc import Callable
 from keras import ops
 
 from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn._core.unrolling import is_unrolled
 
 
 def in_blocks(function: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> Tensor:
@@ -25,7 +26,8 @@ def in_blocks(function: Callable[[Tensor], Tensor], rows: Tensor, size: int) -> 
         5
     """
     count = rows.shape[0]
-    if count is not None and count <= size:
+    is_small = count is not None and count <= size
+    if is_small or is_unrolled():
         return function(rows)
     count = ops.shape(rows)[0]
     blocks = -(-count // size)

@@ -122,8 +122,8 @@ def _with_fixed_draws(model: Any, format: str, draws: int | None, seed: int | No
         if not isinstance(model, MonteCarlo):  # a decision
             if draws is not None or seed is not None:
                 raise ValueError(
-                    "`draws` and `seed` are those that `fit` has seen: leave them out, or fit the "
-                    "decision to ibnn.MonteCarlo(model, draws, seed=seed)."
+                    "`draws`, `samples` and `seed` are those that `fit` has seen: leave them out, "
+                    "or fit the decision to ibnn.MonteCarlo(model, draws, seed=seed)."
                 )
             return model
         if draws is None and format != "saved_model":

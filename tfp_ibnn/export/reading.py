@@ -37,9 +37,14 @@ class Exported(NamedTuple):
             raise ValueError(f"`x` must hold equally many examples of each input; got {counts}.")
         batches = []
         for start in range(0, count, batch_size):
-            stop = start + batch_size
-            batches.append(self.run(**{name: x[start:stop] for name, x in arrays.items()}))
-        return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+            examples = slice(start, start + batch_size)
+            batch = {name: array[examples] for name, array in arrays.items()}
+            batches.append(self.run(**batch))
+        outputs = {}
+        for name in batches[0]:
+            parts = [batch[name] for batch in batches]
+            outputs[name] = np.concatenate(parts)
+        return outputs
 
     def _named(self, x: Any) -> dict[str, np.ndarray]:
         """Return inputs by name, in the types that the file takes."""

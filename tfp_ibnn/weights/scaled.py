@@ -70,7 +70,12 @@ class _ScaledSampler(Sampler):
 
     def unrolled(self, inputs: Any, key: Tensor) -> Chunks:
         chunks = self._sampler.unrolled(inputs, key)
-        return chunks._replace(run=lambda first: self._scaled(chunks.run(first)))
+
+        def run(first: int) -> Tensor:
+            outputs = chunks.run(first)
+            return self._scaled(outputs)
+
+        return chunks._replace(run=run)
 
     def draw(self, inputs: Any, key: Tensor, number: Tensor) -> Tensor:
         return self._scaled(self._sampler.draw(inputs, key, number))

@@ -135,7 +135,6 @@ def test_what_is_for_one_answer_per_example_refuses_sequences():
     model.compile("adam", "sparse_categorical_crossentropy")
     data = padded(X), padded(Y)
     fits = {
-        "one output of shape": lambda: ibnn.calibrate(model, data, data),
         r"output of shape \(N, K\)": lambda: ibnn.GaussianVI(model).fit(*data, verbose=0),
         r"of shape \(N, K\)": lambda: ibnn.LastLayerHMC(model).fit(*data, verbose=0),
     }

@@ -345,7 +345,8 @@ def check_network(model: Any, stochastic: bool = False) -> None:
             )
         raise ValueError(
             f"`model` must be a Functional or Sequential one; {model.name!r} has a `call` of its "
-            "own. ibnn.TemperatureScaling, ibnn.to_stochastic and ibnn.MonteCarlo take it."
+            "own. ibnn.TemperatureScaling, ibnn.calibrate, ibnn.to_stochastic and "
+            "ibnn.MonteCarlo take it."
         )
     if len(graph.outputs) != 1:
         raise ValueError(f"`model` must have one output; got {len(graph.outputs)}.")

@@ -263,7 +263,9 @@ class Posterior(ZTemplate, Template):
     # These densities are written out: TFP's objects, from which the tests take the same numbers,
     # take four times as many operations, and most layers' operations are so small that it counts.
 
-    def _gaussian(self, loc: Tensor, scale: Tensor, z: Any = None) -> tuple[Tensor, Tensor]:
+    def _gaussian_kl_and_entropy(
+        self, loc: Tensor, scale: Tensor, z: Any = None
+    ) -> tuple[Tensor, Tensor]:
         """Return KL, at z if a prior was given, and entropy (...,) of Gaussians (..., channels).
 
             KL = sum_c ((loc - m) / s)^2 / 2 + (r^2 - 1) / 2 - log r,  r = scale / s

@@ -107,7 +107,7 @@ class FlowPosterior(Posterior):
         if self._is_gaussian:
             loc, scale = self.loc_and_scale()
             z = loc + scale * noise
-            kl, entropy = self._gaussian(loc, scale, z)
+            kl, entropy = self._gaussian_kl_and_entropy(loc, scale, z)
             return Draw(z, kl, entropy)
         z, log_q = self._base_draw(noise, component)
         for flow in self._chain():

@@ -44,7 +44,7 @@ class _CorrelatedNormal(Posterior):
         scale = self.scales()
         z = loc + scale * self._mixed(noise)
         excess, log_det = self._traces()
-        kl, entropy = self._gaussian(loc, scale, z)
+        kl, entropy = self._gaussian_kl_and_entropy(loc, scale, z)
         entropy = entropy + log_det
         if not self._has_plain_prior:
             return Draw(z, -entropy - self._log_prior(z), entropy)

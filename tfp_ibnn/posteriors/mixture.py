@@ -89,14 +89,14 @@ class MixturePosterior(Posterior):
             loc, scale = of_component(component, locs, scales)
         z = loc + scale * noise
         if self._given_prior is not None:
-            kl, entropy = self._gaussian(loc, scale, z)
+            kl, entropy = self._gaussian_kl_and_entropy(loc, scale, z)
             return Draw(z, kl, entropy)
-        kls, entropies = self._gaussian(locs, scales)
+        kls, entropies = self._gaussian_kl_and_entropy(locs, scales)
         kl = mean(kls)
         if self.kl == "averaged":
             variance = ops.sum(scales * scales, axis=0)
             scale_of_average = ops.sqrt(variance) / self.components
-            kl, _ = self._gaussian(mean(locs, axis=0), scale_of_average)
+            kl, _ = self._gaussian_kl_and_entropy(mean(locs, axis=0), scale_of_average)
         return Draw(z, kl, mean(entropies))
 
     def mean(self) -> Tensor:

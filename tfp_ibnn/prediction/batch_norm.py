@@ -176,6 +176,7 @@ def _statistics_by_batch(
     seeds = states_of(keras_internals.nested_layers(network))
 
     def one_pass(inputs: Any, states: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        # Inside, layers read what they assign, and the network's own variables stay as they are.
         with keras_internals.values_in_place(zip(seeds, states, strict=True)):
             network(inputs, training=True)
             statistics = [variable.value for variable in _statistics(norms)]

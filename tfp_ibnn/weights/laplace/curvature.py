@@ -209,11 +209,11 @@ def _of_batch(
     gradients = [slope.total() for slope in slopes]
     factors = likelihood.hessian_factors(logits) * ops.sqrt(weight)[:, None, None]
     columns = ops.moveaxis(factors, -1, 0)
-    sums = structure.at_once(linear.taps, columns)
+    sums = structure.all_steps(linear.taps, columns)
     if sums is None:
         sums = _over_columns(structure, linear, columns, basis)
-    once = structure.once(linear.taps, weight)
-    return total, ops.concatenate(gradients), [*once, *sums]
+    per_batch = structure.per_batch(linear.taps, weight)
+    return total, ops.concatenate(gradients), [*per_batch, *sums]
 
 
 def _over_columns(

@@ -66,7 +66,7 @@ class Full(_Eigenvectors):
         self._rank = self.size
         self._wide = self.size
 
-    def at_once(self, taps: list[Tap], columns: Tensor) -> list[Tensor] | None:
+    def all_steps(self, taps: list[Tap], columns: Tensor) -> list[Tensor] | None:
         if not self._is_last_layer:
             return None
         (tap,) = taps

@@ -52,7 +52,7 @@ class Kronecker(Structure):
     def sums(self) -> list[tuple[int, ...]]:
         return [(block.outputs, block.outputs) for block in self.blocks]
 
-    def once(self, taps: list[Tap], weight: Tensor) -> list[Tensor]:
+    def per_batch(self, taps: list[Tap], weight: Tensor) -> list[Tensor]:
         weights = weight[:, None, None]
         terms = []
         for _, a in taps:

@@ -24,8 +24,8 @@ Scale = Callable[[Tensor], Tensor]
 class Structure:
     """A form of the Hessian over W weights: the base of all, and the diagonal, Q the identity.
 
-    What `once` and `step` return is summed over batches and, of `step`, over the columns of the
-    likelihood's factors; `finish` makes of the sums, arrays, what the variables hold.
+    What `per_batch` and `step` return is summed over batches and, of `step`, over the columns of
+    the likelihood's factors; `finish` makes of the sums, arrays, what the variables hold.
 
     Args:
         blocks: the layers with uncertain weights.
@@ -52,7 +52,7 @@ class Structure:
         """Return the shapes of what `step` returns."""
         return [(self.size,)]
 
-    def once(self, taps: list[Tap], weight: Tensor) -> list[Tensor]:
+    def per_batch(self, taps: list[Tap], weight: Tensor) -> list[Tensor]:
         """Return what a batch adds whatever the column.
 
         Args:
@@ -77,7 +77,7 @@ class Structure:
         squares = [slope.squares() for slope in slopes]
         return [ops.concatenate(squares)]
 
-    def at_once(self, taps: list[Tap], columns: Tensor) -> list[Tensor] | None:
+    def all_steps(self, taps: list[Tap], columns: Tensor) -> list[Tensor] | None:
         """Return what all columns add, if that is less work than the steps.
 
         Args:
@@ -98,7 +98,7 @@ class Structure:
         """Return the values of the variables.
 
         Args:
-            sums: those of `once` and of `step`, over all batches.
+            sums: those of `per_batch` and of `step`, over all batches.
             examples: number of examples, or the sum of their weights.
 
         Returns:

@@ -91,7 +91,8 @@ def test_of_training_prediction_and_loading(eagerly, made, tmp_path):
     mc.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     loaded.inner.fit(X, Y, verbose=0)
-    scaled = ibnn.TemperatureScaling(model).fit(X, Y)
+    kinds = (ibnn.TemperatureScaling, ibnn.VectorScaling, ibnn.IsotonicScaling)
+    scaled = [kind(model).fit(X, Y) for kind in kinds]
     regression = keras.Sequential([keras.Input((2,)), ibnn.layers.GaussianHead()])
     plain = keras.Sequential([keras.Input(X.shape[1:]), keras.layers.Flatten()])
     plain.add(keras.layers.Dense(3, activation="softmax"))
@@ -123,6 +124,10 @@ def test_of_training_prediction_and_loading(eagerly, made, tmp_path):
         averaged.compile(run_eagerly=True)
         averaged.predict(X, verbose=0)
 
+    normalizing = keras.Sequential([keras.Input(X.shape[1:]), keras.layers.Flatten()])
+    normalizing.add(keras.layers.BatchNormalization())
+    normalized = ibnn.MonteCarlo(normalizing, samples=2, batch_norm=X, head="point")
+
     decisions = [ibnn.Conformal(plain).fit(X, Y), ibnn.OODDetector(plain, "knn", k=2).fit(X)]
 
     flows = ibnn.to_stochastic(plain, ibnn.MNF([ibnn.flows.Planar()], []), train_size=12)
@@ -150,8 +155,8 @@ def test_of_training_prediction_and_loading(eagerly, made, tmp_path):
     own(X, training=True)
 
     assert_none_is_int32(made)
-    models = (own, loaded, scaled, regression, random, flows, density, vae)
-    models += (*sets, *last_layers, *decisions)
+    models = (own, loaded, regression, random, flows, density, vae)
+    models += (*scaled, *sets, *last_layers, *decisions, normalized)
     seen = {type(part) for m in models for part in m._flatten_layers()}
     seen |= {
         type(part) for part in (*metrics, *callbacks, *samples, optimizer, *chains, *mc.metrics)

@@ -200,12 +200,12 @@ class Conformal(OfImages, Limited, Fitted):
             A dict with these keys:
 
             - "coverage": the share of examples whose set or interval holds the truth; at positions,
-              one of the next two, as `per` says;
+                one of the next two, as `per` says;
             - "pixel_coverage" and "image_coverage", at positions only: the mean over images of the
-              share of pixels that are covered, and the share of images of which at least the
-              `share` is;
+                share of pixels that are covered, and the share of images of which at least the
+                `share` is;
             - "lower" and "upper": the 95 % interval of the coverage, exact (Clopper-Pearson), or,
-              of pixels, by the normal approximation for the mean of images;
+                of pixels, by the normal approximation for the mean of images;
             - "size": the mean number of classes in a set, or length of an interval.
         """
         if self._has_positions:

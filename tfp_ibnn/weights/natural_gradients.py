@@ -36,7 +36,8 @@ class _Full(NamedTuple):
         shift = _limited(np.linalg.solve(root, mean_slope), rate)
         factor = np.linalg.solve(root, self.factor.T).T
         loc = self.loc + factor @ shift
-        return _Full(loc, factor, float(np.linalg.norm(shift)))
+        length = np.linalg.norm(shift)
+        return _Full(loc, factor, float(length))
 
 
 class _Diagonal(NamedTuple):

@@ -85,13 +85,17 @@ class _ScaledSampler(Sampler):
 
     def _scaled(self, outputs: Tensor) -> Tensor:
         """Return outputs (draws, batch, ...) scaled."""
-        draws, batch = ops.shape(keras.tree.flatten(outputs)[0])[:2]
+        first, *_ = keras.tree.flatten(outputs)
+        draws, batch = ops.shape(first)[:2]
 
         def merged(x: Tensor) -> Tensor:
-            return ops.reshape(x, (-1, *ops.shape(x)[2:]))
+            shape = ops.shape(x)[2:]
+            return ops.reshape(x, (-1, *shape))
 
         def by_draw(x: Tensor) -> Tensor:
-            return ops.reshape(x, (draws, batch, *ops.shape(x)[1:]))
+            shape = ops.shape(x)[1:]
+            return ops.reshape(x, (draws, batch, *shape))
 
-        scaled = self._scaling(keras.tree.map_structure(merged, outputs))
+        rows = keras.tree.map_structure(merged, outputs)
+        scaled = self._scaling(rows)
         return keras.tree.map_structure(by_draw, scaled)

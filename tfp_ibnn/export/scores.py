@@ -118,4 +118,6 @@ def _unusual(likelihood: Likelihood, outputs: dict[str, np.ndarray]) -> np.ndarr
     usual = "entropy" if likelihood.is_classifier else "epistemic"
     scores = outputs["score" if "score" in outputs else usual]
     positions = tuple(range(1, scores.ndim))
+    if "score" in outputs and positions:  # those of positions, NaN at padding
+        return np.nanmean(scores, axis=positions)
     return scores.sum(axis=positions)

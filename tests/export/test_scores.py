@@ -8,7 +8,7 @@ from keras import layers
 import tfp_ibnn as ibnn
 from tests.monte_carlo_tools import JAX, averaged, data, dense, set_weights, shallow
 from tfp_ibnn.export.reading import Exported
-from tfp_ibnn.export.scores import _unusual
+from tfp_ibnn.export.scores import _likelihood_of, _unusual
 from tfp_ibnn.layers import GaussianHead
 from tfp_ibnn.likelihoods import Categorical
 
@@ -85,6 +85,12 @@ def test_padding_has_no_score():
     outputs = {"score": np.array([[1.0, np.nan], [2.0, 4.0]])}
     found = _unusual(Categorical(from_logits=False), outputs)
     np.testing.assert_array_equal(found, [1, 3])
+
+
+def test_a_file_of_0_1_0_has_no_scores():
+    exported = Exported(lambda **arrays: arrays, {"format": 1, "inputs": {}})
+    with pytest.raises(ValueError, match="folder does not say what its outputs mean"):
+        _likelihood_of(exported, "folder")
 
 
 def test_as_many_arrays_as_inputs():

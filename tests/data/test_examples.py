@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfp_ibnn.data.examples import Examples, read_batches, unpacked
+from tfp_ibnn.data.examples import Examples, read_batches, some_at_a_time, unpacked
 
 pytestmark = pytest.mark.once
 
@@ -67,3 +67,10 @@ def test_what_cannot_be_read():
     with pytest.raises(ValueError, match="inputs hold NaN or infinity in 2 of 5 rows.* number 2"):
         wrong.check_finite()
     Examples(X).check_finite()
+
+
+def test_labels_that_are_left_over_are_refused():
+    for y, weight in ((np.arange(6), None), (Y, np.ones(6))):
+        with pytest.raises(ValueError, match=r"as many examples; got \[5, 6\]"):
+            list(some_at_a_time(X, y, weight, 5))
+    assert len(list(some_at_a_time(X, None, None, 2))) == 3

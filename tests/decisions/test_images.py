@@ -298,3 +298,12 @@ def test_weights_of_whole_examples_are_refused():
     model = identity(3, head="softmax", from_logits=True)
     with pytest.raises(ValueError, match="`sample_weight` is for outputs with positions"):
         ibnn.Conformal(model).fit(LOGITS[:, 0, 0], Y[:, 0, 0], sample_weight=np.ones(40))
+
+
+@pytest.mark.once
+def test_weights_of_1_change_nothing():
+    """18 of 20 pixels are a share of 0.9, which float32 rounds down."""
+    expected = sets(per="image").fit(LOGITS, Y).thresholds
+    ones = np.ones(Y.shape, "float32")
+    found = sets(per="image").fit(LOGITS, Y, sample_weight=ones).thresholds
+    np.testing.assert_array_equal(found, expected)

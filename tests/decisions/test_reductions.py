@@ -171,3 +171,14 @@ def test_without_positions_nothing_is_reduced():
     )
     with pytest.raises(ValueError, match="`reduction` must be one of .*; got 'sum'"):
         ibnn.OODDetector(flat, reduction="sum")
+
+
+@pytest.mark.once
+def test_weights_that_nothing_reads_are_refused():
+    flat = keras.Sequential([keras.Input((3,)), layers.Dense(2, "softmax")])
+    for detector, x in (
+        (ibnn.OODDetector(flat, "knn", k=2), X[:, 0]),
+        (ibnn.OODDetector(steps(), "entropy"), X),
+    ):
+        with pytest.raises(ValueError, match="`sample_weight` is for scores of features at pos"):
+            detector.fit(x, sample_weight=np.ones(40))

@@ -8,6 +8,8 @@ import pytest
 from keras import layers
 
 import tfp_ibnn as ibnn
+from tfp_ibnn.distillation.distill import _Lessons
+from tfp_ibnn.distillation.student import Student
 from tfp_ibnn.distillation.transfer import transfer_of
 
 JAX = keras.backend.backend() == "jax"
@@ -235,6 +237,20 @@ def test_positions_and_masks():
     assert student.predict(x, verbose=0)["epistemic"].shape == (20, 4)
 
 
+def test_inputs_reach_the_student_as_they_are():
+    """2,049, such as the number of a word, is 2,048 in half precision."""
+    parts = [keras.Input((1,)), layers.Identity(dtype="float32")]
+    student = Student(keras.Sequential(parts), ibnn.likelihoods.SpreadPoint(2))
+    policy = keras.config.dtype_policy()
+    try:
+        keras.config.set_dtype_policy("mixed_float16")
+        lessons = _Lessons(student)
+    finally:
+        keras.config.set_dtype_policy(policy)
+    outputs = lessons(np.array([[2049.0]], "float32"))
+    assert float(outputs[0, 0]) == 2049
+
+
 def test_minutes_end_the_training(capsys):
     student = distilled(teacher("softmax"), X, epochs=1000, minutes=1e-9, verbose=1)
     assert "`minutes` ended the training after 0 of 1000 epochs" in capsys.readouterr().out
@@ -251,6 +267,7 @@ def test_minutes_end_the_training(capsys):
         (lambda: {"student": network("softmax")}, "ends in a softmax: give it without its last"),
         (lambda: {"student": 3}, "`student` must be a built Keras model; got 3"),
         (lambda: {"teacher": network("softmax")}, "`teacher` makes one prediction alone"),
+        (lambda: {"samples": 1}, "`teacher` makes one prediction alone"),
         (lambda: {"data": iter([X])}, "can be read only once"),
     ],
 )

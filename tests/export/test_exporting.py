@@ -9,6 +9,7 @@ import tfp_ibnn as ibnn
 from tests.monte_carlo_tools import JAX, averaged, data, dense, set_weights, shallow
 from tfp_ibnn.__main__ import main
 from tfp_ibnn._core import command_line, extras
+from tfp_ibnn.export.command import run
 from tfp_ibnn.export.reading import open_exported
 
 pytestmark = [
@@ -53,6 +54,17 @@ def test_what_a_decision_has_found_is_in_the_file(tmp_path):
     decision = open_exported(path).facts["decision"]
     assert (decision["kind"], decision["coverage"]) == ("Conformal", 0.8)
     assert decision["thresholds"] == pytest.approx(sets.thresholds.ravel().tolist())
+
+
+def test_a_detector_of_outputs_needs_no_fit(tmp_path):
+    """It has a score then, and no threshold."""
+    detector = ibnn.OODDetector(averaged(shallow(), 2), "entropy")
+    path = ibnn.export(detector, tmp_path / "m.onnx", format="onnx")
+    exported = open_exported(path)
+    expected = {"kind": "OODDetector", "score": "entropy", "threshold": None}
+    assert exported.facts["decision"] == expected
+    x = data(5, 4)
+    np.testing.assert_allclose(exported.predict(x, 5)["score"], detector.score(x), atol=1e-5)
 
 
 def test_draws(tmp_path):
@@ -205,6 +217,15 @@ def test_the_command(tmp_path, capsys):
     averaged(model, 3).save(mc)
     assert main(["export", str(mc), "--format", "onnx", "--head", "softmax"]) == 1
     assert "settled in a MonteCarlo" in capsys.readouterr().err
+
+
+def test_the_command_averages_all_members(tmp_path, monkeypatch):
+    """The networks of an ensemble have no noise, but there are several."""
+    plain = [keras.Sequential([keras.Input((4,)), layers.Dense(3)]) for _ in range(2)]
+    members = [set_weights(model, seed) for seed, model in enumerate(plain)]
+    monkeypatch.setattr(keras.saving, "load_model", lambda path: ibnn.DeepEnsemble(members))
+    run(str(tmp_path / "m.keras"), format="onnx", head="softmax", from_logits=True)
+    assert open_exported(tmp_path / "m.onnx").facts["samples"] == 2
 
 
 def test_the_command_runs_on_tensorflow(monkeypatch):

@@ -7,6 +7,8 @@ from keras import layers
 
 import tfp_ibnn as ibnn
 from tests.monte_carlo_tools import JAX, averaged, data, set_weights
+from tfp_ibnn.export.inputs import Inputs, Spec
+from tfp_ibnn.export.litert import _one_by_one
 from tfp_ibnn.export.reading import open_exported
 
 pytestmark = [
@@ -73,3 +75,18 @@ def test_quantization(mc, quantization, tmp_path):
     is_whole = quantization == "int8"
     assert kinds["CONV_2D"] == ({"int8"} if is_whole else {"float32"})
     assert kinds["LOG"] == {"float32"}
+
+
+def test_representative_data_go_by_name():
+    """A dict is sorted by its keys, and the inputs of a model need not be."""
+    specs = {"wide": Spec((None, 3), "float32"), "deep": Spec((None, 2), "float32")}
+    inputs = Inputs(specs, None)
+    arrays = {"wide": data(4, 3), "deep": data(4, 2)}
+    for given in (arrays, [arrays["wide"], arrays["deep"]]):
+        examples = list(_one_by_one(inputs, given))
+        assert len(examples) == 4
+        for name, array in arrays.items():
+            joined = np.concatenate([example[name] for example in examples])
+            np.testing.assert_array_equal(joined, array)
+    with pytest.raises(ValueError, match="equally many examples of each input"):
+        list(_one_by_one(inputs, {"wide": data(4, 3), "deep": data(3, 2)}))

@@ -7,7 +7,10 @@ from keras import layers
 
 import tfp_ibnn as ibnn
 from tests.monte_carlo_tools import JAX, averaged, data, dense, set_weights, shallow
+from tfp_ibnn.export.reading import Exported
+from tfp_ibnn.export.scores import _likelihood_of, _unusual
 from tfp_ibnn.layers import GaussianHead
+from tfp_ibnn.likelihoods import Categorical
 
 pytestmark = [
     pytest.mark.once,
@@ -75,6 +78,28 @@ def test_ood_scores_by_hand(tmp_path):
     found = ibnn.exported_scores(path, x, y, ood=ood)["auroc"]
     assert found == pytest.approx(expected, abs=1e-3)
     assert abs(expected - 0.5) > 0.05
+
+
+def test_padding_has_no_score():
+    """The scores of positions that a file has are NaN at padding."""
+    outputs = {"score": np.array([[1.0, np.nan], [2.0, 4.0]])}
+    found = _unusual(Categorical(from_logits=False), outputs)
+    np.testing.assert_array_equal(found, [1, 3])
+
+
+def test_a_file_of_0_1_0_has_no_scores():
+    exported = Exported(lambda **arrays: arrays, {"format": 1, "inputs": {}})
+    with pytest.raises(ValueError, match="folder does not say what its outputs mean"):
+        _likelihood_of(exported, "folder")
+
+
+def test_as_many_arrays_as_inputs():
+    facts = {"inputs": {name: {"dtype": "float32"} for name in ("wide", "deep")}}
+    exported = Exported(lambda **arrays: arrays, facts)
+    x = data(5, 4)
+    assert exported.predict([x, x[:, :2]], 2)["deep"].shape == (5, 2)
+    with pytest.raises(ValueError, match=r"the inputs \['wide', 'deep'\]; got 3 arrays"):
+        exported.predict([x, x, x], 2)
 
 
 def test_wrong_files_and_inputs(tmp_path):

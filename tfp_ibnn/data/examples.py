@@ -134,11 +134,12 @@ def some_at_a_time(
         verbose: 1 shows progress with a dataset, 0 nothing.
 
     Raises:
-        ValueError: for `y` or `weight` beside a dataset.
+        ValueError: for `y` or `weight` beside a dataset, and for arrays of different lengths.
     """
     if not is_dataset(x):
         size = 32 if batch_size is None else batch_size
         examples = Examples.of((x, y, weight), "x")
+        _check_lengths(examples)
         yield from examples.batches(size)
         return
     if y is not None or weight is not None:
@@ -242,9 +243,10 @@ def _labelled(batch: Any) -> Examples:
 
 
 def _check_lengths(examples: Examples) -> None:
-    arrays = keras.tree.flatten((examples.x, examples.y))
-    if examples.weight is not None:
-        arrays.append(examples.weight)
+    arrays = keras.tree.flatten(examples.x)
+    for given in (examples.y, examples.weight):
+        if given is not None:
+            arrays += keras.tree.flatten(given)
     lengths = {len(array) for array in arrays}
     if len(lengths) != 1:
         raise ValueError(f"`x` and `y` must have as many examples; got {sorted(lengths)}.")

@@ -38,6 +38,11 @@ class Fitted(ConfiguredLayer, TakesStrings, Exports, PredictionWrapper, keras.Mo
         self.built = True
 
     @property
+    def is_fitted(self) -> bool:
+        """Whether `fit` has found something."""
+        return bool(self._arrays)
+
+    @property
     def arrays(self) -> dict[str, keras.Variable]:
         """What `fit` found, by name."""
         if not self._arrays:

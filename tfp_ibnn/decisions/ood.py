@@ -19,6 +19,7 @@ from tfp_ibnn.decisions.features import feature_network, warn_of_modes
 from tfp_ibnn.decisions.fitted import Fitted, has_positions
 from tfp_ibnn.decisions.reductions import (
     REDUCTIONS,
+    check_weight,
     reduced,
     rows_of_features,
     sampled,
@@ -144,6 +145,7 @@ class OODDetector(Fitted):
         Raises:
             ValueError: if the data do not allow the score, such as features that do not vary.
         """
+        check_weight(sample_weight, self._of_features is not None and self._scores_positions)
         if self._of_features is None:
             known = sampled(self.score(x, batch_size, verbose))
             self.keep({"known": known})

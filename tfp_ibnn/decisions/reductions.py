@@ -15,6 +15,19 @@ REDUCTIONS = ("mean", "max", None, "pooled")
 """What `reduction` may be."""
 
 
+def check_weight(weight: Any, is_used: bool) -> None:
+    """Raise for weights of positions that would be left unread.
+
+    Args:
+        weight: what `fit` was given, or None.
+        is_used: whether features of positions are learned from.
+    """
+    if weight is not None and not is_used:
+        raise ValueError(
+            "`sample_weight` is for scores of features at positions only: leave it out."
+        )
+
+
 def reduced(scores: Tensor, mask: Any, reduction: str | None) -> Tensor:
     """Return one score for each example, or those of its positions.
 

@@ -105,7 +105,7 @@ def distill(
     end = math.inf
     if minutes is not None:
         end = time.monotonic() + 60 * checks.positive("minutes", minutes)
-    teacher = _checked_teacher(teacher)
+    teacher = _checked_teacher(teacher, samples)
     if augment is not None and not isinstance(augment, keras.Layer):
         raise ValueError(f"`augment` must be a Keras layer or model; got {augment!r}.")
     kind = student_kind(teacher.likelihood)
@@ -132,11 +132,12 @@ def distill(
         )
 
 
-def _checked_teacher(teacher: Any) -> MonteCarlo:
-    """Return a teacher whose draws differ, or raise."""
+def _checked_teacher(teacher: Any, samples: int | None) -> MonteCarlo:
+    """Return a teacher whose draws differ, of which there are several, or raise."""
     if not isinstance(teacher, MonteCarlo):
         teacher = MonteCarlo(teacher)
-    if teacher.samples == 1 and not teacher.likelihood.predicts_epistemic:
+    is_single = 1 in (teacher.samples, samples)
+    if is_single and not teacher.likelihood.predicts_epistemic:
         raise ValueError(
             f"`teacher` makes one prediction alone, without uncertainty about it: its model "
             f"{teacher.inner.name!r} has no posterior, or `samples` is 1."
@@ -152,7 +153,8 @@ class _Lessons(keras.Model):
     """
 
     def __init__(self, student: Student) -> None:
-        super().__init__(name="lessons")
+        # Inputs reach the network as they are, also where the policy is a mixed one.
+        super().__init__(name="lessons", autocast=False)
         self.network = student.network
         self.is_copy = student.is_copy
         self.likelihood = student.likelihood

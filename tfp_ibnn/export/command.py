@@ -46,7 +46,8 @@ def run(
             raise UsageError(
                 f"--head and --from-logits are settled in a {type(loaded).__name__}: omit them."
             )
-        draws = options.get("draws") or (128 if stochastic_layers(loaded) else 1)
+        is_plain = isinstance(loaded, keras.Model) and not stochastic_layers(loaded)
+        draws = options.get("draws") or (1 if is_plain else 128)
         loaded = MonteCarlo(loaded, draws, head=head, from_logits=from_logits)
     export(loaded, path, format=format, **options)
     print(f"Written to {path}.")

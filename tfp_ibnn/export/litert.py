@@ -1,7 +1,7 @@
 """Write a LiteRT file."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,17 +73,28 @@ def _examples(inputs: Inputs, quantization: str | None, data: Any) -> list[dict[
 
 def _one_by_one(inputs: Inputs, data: Any) -> Iterator[dict[str, Any]]:
     """Yield single examples of arrays."""
-    arrays = [np.asarray(part) for part in keras.tree.flatten(data)]
-    if len(arrays) != len(inputs.specs):
+    names = [*inputs.specs]
+    if isinstance(data, Mapping) and sorted(data) == sorted(names):
+        parts = [data[name] for name in names]  # by name, whatever order the model has them in
+    else:
+        parts = keras.tree.flatten(data)
+    arrays = [np.asarray(part) for part in parts]
+    if len(arrays) != len(names):
         raise ValueError(
-            f"`representative_data` must hold an array for each of the inputs {[*inputs.specs]}; "
+            f"`representative_data` must hold an array for each of the inputs {names}; "
             f"got {len(arrays)}."
         )
-    specs = list(inputs.specs.items())
-    for place in range(len(arrays[0])):
+    lengths = [len(array) for array in arrays]
+    if len(set(lengths)) > 1:
+        raise ValueError(
+            "`representative_data` must hold equally many examples of each input; got "
+            f"{dict(zip(names, lengths, strict=True))}."
+        )
+    for place in range(lengths[0]):
         example = {}
-        for (name, spec), array in zip(specs, arrays, strict=True):
-            example[name] = array[place : place + 1].astype(spec.dtype)
+        for name, array in zip(names, arrays, strict=True):
+            one = array[place : place + 1]
+            example[name] = one.astype(inputs.specs[name].dtype)
         yield example
 
 

@@ -53,7 +53,9 @@ class Exported(NamedTuple):
         if isinstance(x, Mapping):
             parts = dict(x)
         elif isinstance(x, (list, tuple)) and len(names) > 1:
-            parts = dict(zip(names, x, strict=False))
+            if len(x) != len(names):
+                raise ValueError(f"`x` must hold the inputs {names}; got {len(x)} arrays.")
+            parts = dict(zip(names, x, strict=True))
         else:
             parts = {names[0]: x}
         if sorted(parts) != sorted(names):

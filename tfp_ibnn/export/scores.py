@@ -68,8 +68,14 @@ def exported_scores(
 
 def _likelihood_of(exported: Exported, path: Any) -> Likelihood:
     """Return what the outputs of a file mean, or raise if it does not say it."""
+    kinds = exported.facts.get("outputs")
+    if kinds is None:
+        raise ValueError(
+            f"{path} does not say what its outputs mean, as files of version 0.1.0 do not: export "
+            "the model again."
+        )
     parts = {}
-    for name, kind in exported.facts["outputs"].items():
+    for name, kind in kinds.items():
         if kind not in KINDS:
             raise ValueError(
                 f"{path} predicts by a likelihood of your own, which no file can name: score what "
@@ -118,4 +124,6 @@ def _unusual(likelihood: Likelihood, outputs: dict[str, np.ndarray]) -> np.ndarr
     usual = "entropy" if likelihood.is_classifier else "epistemic"
     scores = outputs["score" if "score" in outputs else usual]
     positions = tuple(range(1, scores.ndim))
+    if "score" in outputs and positions:  # those of positions, NaN at padding
+        return np.nanmean(scores, axis=positions)
     return scores.sum(axis=positions)

@@ -151,5 +151,7 @@ def _decision_of(model: Any) -> dict[str, Any] | None:
             "thresholds": np.ravel(model.thresholds).tolist(),
         }
     if isinstance(model, OODDetector):
-        return {"kind": "OODDetector", "score": model.kind, "threshold": model.threshold()}
+        # Scores of outputs need no `fit`, without which there is no threshold.
+        threshold = model.threshold() if model.is_fitted else None
+        return {"kind": "OODDetector", "score": model.kind, "threshold": threshold}
     return None

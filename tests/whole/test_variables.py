@@ -126,7 +126,8 @@ def test_of_training_prediction_and_loading(eagerly, made, tmp_path):
 
     normalizing = keras.Sequential([keras.Input(X.shape[1:]), keras.layers.Flatten()])
     normalizing.add(keras.layers.BatchNormalization())
-    normalized = ibnn.MonteCarlo(normalizing, samples=2, batch_norm=X, head="point")
+    batches = ibnn.data.ShuffledBatches(X, Y, batch_size=4, seed=0)
+    normalized = ibnn.MonteCarlo(normalizing, samples=2, batch_norm=batches, head="point")
 
     decisions = [ibnn.Conformal(plain).fit(X, Y), ibnn.OODDetector(plain, "knn", k=2).fit(X)]
 

@@ -123,10 +123,13 @@ def test_what_cannot_be_trained_is_left_out(monkeypatch):
         model.compile(keras.optimizers.SGD(1e30), LOSS)
         return model
 
+    trained = classifier()
+    trained.optimizer.iterations.assign(8)
     for build, reason in [
         (diverging, "its training diverged: its weights are not finite."),
         (lambda: "network", "`build()` must return a compiled Keras model; got 'network'."),
         (lambda: compiled(LOSS, outputs=4, activation="softmax"), "differs from `models[0]`"),
+        (lambda: trained, "a new network with a new optimizer; this one's has taken 8 steps."),
     ]:
         (trial,) = fresh.ensembles(setting._replace(fresh=FreshNetworks(setting, build)))
         assert reason in trial.fate

@@ -107,6 +107,12 @@ class FreshNetworks:
             network = self._build()
         if not isinstance(network, keras.Model) or not network.compiled:
             raise ValueError(f"`build()` must return a compiled Keras model; got {network!r}.")
+        steps = int(keras.ops.convert_to_numpy(network.optimizer.iterations))
+        if steps:
+            raise ValueError(
+                "`build()` must return a new network with a new optimizer; this one's has taken "
+                f"{steps} steps."
+            )
         return network
 
     def train(self, network: keras.Model, *callbacks: keras.callbacks.Callback) -> None:

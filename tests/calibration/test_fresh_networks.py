@@ -1,5 +1,7 @@
 """Networks trained anew: their weights, their steps, and what becomes of those that fail."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -60,6 +62,19 @@ def test_layers_that_were_trained_get_new_weights_and_others_keep_theirs():
     np.testing.assert_array_equal(keras.ops.convert_to_numpy(new_statistics.moving_mean), 0)
     x = np.array([[2.0, 3.0]], "float32")
     np.testing.assert_allclose(new_normalization(x), normalization(x), rtol=1e-6)
+
+
+def test_networks_differ_where_initializers_have_seeds():
+    seeded = keras.initializers.HeNormal(seed=1)
+    hidden = layers.Dense(4, kernel_initializer=seeded)
+    parts = [keras.Sequential([keras.Input((2,)), hidden]), layers.Dense(3, "softmax")]
+    model = keras.Sequential([keras.Input((2,)), *parts])
+    model.compile("sgd", LOSS)
+    new = setting_of(model).fresh
+    networks = [model, new.untrained(), new.untrained()]
+    for one, other in itertools.combinations(networks, 2):
+        for place in (0, 2):  # the kernels
+            assert not np.allclose(one.get_weights()[place], other.get_weights()[place])
 
 
 def test_a_training_takes_the_steps_and_the_schedule_of_the_model():

@@ -150,12 +150,32 @@ def _with_new_weights(model: keras.Model) -> keras.Model:
     network = copy_of(model)
     graph = functional_graph(model)
     # The alias is not compiled, as its clone would be, too.
-    clone = keras.models.clone_model(keras.Model(graph.inputs, graph.outputs))
+    alias = keras.Model(graph.inputs, graph.outputs)
+    clone = keras.models.clone_model(alias, clone_function=_new_layer)
     renewed = _ids_of_trained_layers(network)
     for variable, new in zip(network.weights, copy_of(clone).weights, strict=True):
         if id(variable) in renewed:
             variable.assign(new)
     return network
+
+
+def _new_layer(layer: Any) -> Any:
+    """Return a layer or operation like another one, with weights that no seed of the user fixes."""
+    config = _without_seeds(layer.get_config())
+    return type(layer).from_config(config)
+
+
+def _without_seeds(config: Any) -> Any:
+    """Return a config, or a part of one, in which initializers have no seed."""
+    if type(config) is list:
+        return [_without_seeds(value) for value in config]
+    if type(config) is not dict:
+        return config
+    changed = {key: _without_seeds(value) for key, value in config.items()}
+    options = changed.get("config")
+    if changed.get("module") == "keras.initializers" and "seed" in (options or {}):
+        changed["config"] = {**options, "seed": None}
+    return changed
 
 
 def _ids_of_trained_layers(network: keras.Model) -> set[int]:

@@ -1,6 +1,7 @@
 """Networks trained anew: their weights, their steps, and what becomes of those that fail."""
 
 import itertools
+import random
 
 import keras
 import numpy as np
@@ -118,6 +119,18 @@ def test_rows_of_a_training(monkeypatch):
     assert 0 < np.abs(mean - end).max() < 0.1
     (layer, _) = ibnn.stochastic_layers(noisy)
     assert not np.allclose(keras.ops.convert_to_numpy(layer.posterior.affine.shift), 0)
+
+
+def test_noise_from_scratch_repeats_with_dropout():
+    model = compiled(LOSS, activation="softmax", dropout=0.5)
+    ends = []
+    for other in (1, 2):
+        random.seed(other)  # Keras seeds layers by it
+        (trial,) = fresh.trained_with_noise(setting_of(model))
+        assert trial.fate == ""
+        ends.append(trial.engine.network.get_weights())
+    for first, second in zip(*ends, strict=True):
+        np.testing.assert_allclose(first, second, rtol=1e-5, atol=1e-7)
 
 
 def test_swag_takes_statistics_of_batch_normalization_along():

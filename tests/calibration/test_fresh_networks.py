@@ -133,6 +133,14 @@ def test_noise_from_scratch_repeats_with_dropout():
         np.testing.assert_allclose(first, second, rtol=1e-5, atol=1e-7)
 
 
+def test_swag_counts_steps_of_accumulated_gradients():
+    model = classifier()
+    model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), LOSS)
+    (trial,) = fresh.swag_on_the_way(setting_of(model, epochs=10.0))
+    assert trial.fate == ""
+    assert trial.engine.network.rank == 10
+
+
 def test_swag_takes_statistics_of_batch_normalization_along():
     parts = [keras.Input((2,)), layers.BatchNormalization(), layers.Dense(3, "softmax")]
     model = keras.Sequential(parts)

@@ -18,7 +18,9 @@ from tfp_ibnn.training.callbacks import random_state_kept
 from tfp_ibnn.weights import SWAG, WeightPosterior
 
 SNAPSHOTS = 20
-"""The largest number of weight sets that SWAG takes, in the last quarter of a training."""
+"""The largest number of weight sets that SWAG takes, in the last quarter of a training.
+
+If a quarter has fewer steps, they are the last 20 steps."""
 
 Build = Callable[[], keras.Model]
 """What returns a compiled, untrained network."""
@@ -62,10 +64,7 @@ class FreshNetworks:
         self._begun = 0
         self._trained: list[keras.Model] = []
         self._seconds_of_each: list[float] = []
-        steps = self._epochs * setting.training.steps
-        every = max(1, steps // 4 // SNAPSHOTS)
-        start = max(0, steps - SNAPSHOTS * every)
-        self._swag = SWAG(every, start, unit="step", rank=SNAPSHOTS)
+        self._swag: SWAG  # of the first one
 
     def first(self, number: int) -> list[keras.Model]:
         """Return the first networks; those that are not there yet are trained.
@@ -79,7 +78,10 @@ class FreshNetworks:
         """
         while len(self._trained) < number:
             network = self.untrained()
-            callbacks = [] if self._trained else [self._swag]
+            callbacks = []
+            if not self._trained:
+                self._swag = self._new_swag(network)
+                callbacks = [self._swag]
             self.train(network, *callbacks)
             self._trained.append(copy_of(network))  # without the optimizer's variables
             self._seconds_of_each.append(self.seconds)
@@ -90,9 +92,18 @@ class FreshNetworks:
         return sum(self._seconds_of_each[:number])
 
     def swag(self) -> WeightPosterior:
-        """Return SWAG's Gaussian along the last quarter of the first network's training."""
+        """Return SWAG's Gaussian along the end of the first network's training."""
         (network,) = self.first(1)
         return self._swag.posterior(network)
+
+    def _new_swag(self, network: keras.Model) -> SWAG:
+        """Return the callback that takes a compiled network's last weights, step by step."""
+        innermost = getattr(network.optimizer, "inner_optimizer", network.optimizer)
+        batches = self._epochs * self._setting.training.steps
+        steps = batches // (innermost.gradient_accumulation_steps or 1)
+        every = max(1, steps // 4 // SNAPSHOTS)
+        start = max(0, steps - SNAPSHOTS * every)
+        return SWAG(every, start, unit="step", rank=SNAPSHOTS)
 
     def untrained(self) -> keras.Model:
         """Return a compiled network with weights of its own."""

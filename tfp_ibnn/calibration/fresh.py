@@ -53,7 +53,8 @@ def _swag(setting: Setting) -> Trial:
     if any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers):
         # Each draw needs statistics of its own.
         inputs = training_examples(setting).x
-        posterior = posterior.materialize(setting.samples, inputs, seed=setting.seed)
+        # In a tuple, since the inputs may be one themselves.
+        posterior = posterior.materialize(setting.samples, (inputs,), seed=setting.seed)
     engine = posterior_engine(setting, posterior)
     seconds = setting.fresh.seconds_of(1)
     return Trial("SWAG", engine, seconds=seconds, trainings=1.0)

@@ -11,9 +11,11 @@ from keras import layers
 import tfp_ibnn as ibnn
 from tests.calibration.tools import classes, compiled
 from tfp_ibnn.calibration import fresh, fresh_networks
+from tfp_ibnn.calibration.engine import copy_of_optimizer
 from tfp_ibnn.calibration.examples import Examples, Training, Validation
 from tfp_ibnn.calibration.fresh_networks import FreshNetworks
 from tfp_ibnn.calibration.trials import OutOfTime, Setting, deadline
+from tfp_ibnn.conversion.copying import copy_of
 
 LOSS = "sparse_categorical_crossentropy"
 
@@ -94,6 +96,22 @@ def test_a_training_takes_the_steps_and_the_schedule_of_the_model():
     assert not np.allclose(first.get_weights()[0], second.get_weights()[0])
     assert setting.fresh.first(1) == [first]
     assert setting.fresh.seconds_of(2) > setting.fresh.seconds_of(1) > 0
+
+
+def test_averages_of_an_optimizer_count_at_the_end_alone():
+    model = classifier()
+    model.compile(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9), LOSS)
+    setting = setting_of(model)
+    network = setting.fresh.untrained()
+    at_once = copy_of(network)
+    at_once.compile(copy_of_optimizer(network.optimizer), LOSS)
+    setting.fresh.train(network)
+    x, y = setting.training.data
+    orders = [np.random.default_rng((1, epoch)).permutation(60) for epoch in (1, 2, 3, 4)]
+    order = np.concatenate(orders)
+    at_once.fit(x[order], y[order], batch_size=30, shuffle=False, verbose=0)
+    for one, other in zip(network.get_weights(), at_once.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_rows_of_a_training(monkeypatch):

@@ -143,14 +143,40 @@ class FreshNetworks:
             raise OutOfTime
         # Each network sees the examples in an order of its own.
         training = self._setting.training._replace(seed=self._setting.seed + self._begun)
+        unaveraged = _Unaveraged()
         with Limits(end) as limits:
             for epoch in range(1, self._epochs + 1):
-                training.epoch(network, epoch, limits, *callbacks)
+                unaveraged.restore()
+                training.epoch(network, epoch, limits, unaveraged, *callbacks)
                 if limits.is_late:
                     raise OutOfTime
         if not all(np.isfinite(value).all() for value in network.get_weights()):
             raise ArithmeticError("its training diverged: its weights are not finite.")
         self.seconds = time.monotonic() - start
+
+
+class _Unaveraged(keras.callbacks.Callback):
+    """Keeps the weights at the end of an epoch, for the next one.
+
+    Every `fit` ends by putting the averages of `use_ema` in their place, which is right only at the
+    end of a training.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._values: list[np.ndarray] = []
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        innermost = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        if getattr(innermost, "use_ema", False):
+            variables = self.model.trainable_variables
+            self._values = [np.array(keras.ops.convert_to_numpy(x)) for x in variables]
+
+    def restore(self) -> None:
+        """Give the network the weights that were kept, if any."""
+        if self._values:
+            for variable, value in zip(self.model.trainable_variables, self._values, strict=True):
+                variable.assign(value)
 
 
 def _with_new_weights(model: keras.Model) -> keras.Model:

@@ -62,7 +62,8 @@ def test_effort_decides_what_is_tried(small, monkeypatch, capsys):
     tried.clear()
     small(epochs=None, effort="minutes")
     small(epochs=1)
-    assert tried == 2 * ["seconds", "minutes"]
+    small(epochs=None, optimizer="adam")
+    assert tried == 3 * ["seconds", "minutes"]
     tried.clear()
     with pytest.raises(ValueError, match="optimizer has taken none: load the model together"):
         small(epochs=None, effort="trainings")
@@ -77,6 +78,8 @@ def test_effort_decides_what_is_tried(small, monkeypatch, capsys):
 def test_bad_efforts(small):
     with pytest.raises(ValueError, match="'seconds', 'minutes', 'trainings'; got 'hours'"):
         small(effort="hours")
+    with pytest.raises(ValueError, match="`build` is for effort='trainings'; got effort='minutes'"):
+        small(build=lambda: small.model)
     small.model.optimizer.iterations.assign(4)
     with pytest.raises(ValueError, match="`build` must be a function .*; got 'network'"):
         small(effort="trainings", build="network")

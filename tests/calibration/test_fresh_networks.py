@@ -1,5 +1,8 @@
 """Networks trained anew: their weights, their steps, and what becomes of those that fail."""
 
+import itertools
+import random
+
 import keras
 import numpy as np
 import pytest
@@ -8,9 +11,11 @@ from keras import layers
 import tfp_ibnn as ibnn
 from tests.calibration.tools import classes, compiled
 from tfp_ibnn.calibration import fresh, fresh_networks
+from tfp_ibnn.calibration.engine import copy_of_optimizer
 from tfp_ibnn.calibration.examples import Examples, Training, Validation
 from tfp_ibnn.calibration.fresh_networks import FreshNetworks
 from tfp_ibnn.calibration.trials import OutOfTime, Setting, deadline
+from tfp_ibnn.conversion.copying import copy_of
 
 LOSS = "sparse_categorical_crossentropy"
 
@@ -62,6 +67,19 @@ def test_layers_that_were_trained_get_new_weights_and_others_keep_theirs():
     np.testing.assert_allclose(new_normalization(x), normalization(x), rtol=1e-6)
 
 
+def test_networks_differ_where_initializers_have_seeds():
+    seeded = keras.initializers.HeNormal(seed=1)
+    hidden = layers.Dense(4, kernel_initializer=seeded)
+    parts = [keras.Sequential([keras.Input((2,)), hidden]), layers.Dense(3, "softmax")]
+    model = keras.Sequential([keras.Input((2,)), *parts])
+    model.compile("sgd", LOSS)
+    new = setting_of(model).fresh
+    networks = [model, new.untrained(), new.untrained()]
+    for one, other in itertools.combinations(networks, 2):
+        for place in (0, 2):  # the kernels
+            assert not np.allclose(one.get_weights()[place], other.get_weights()[place])
+
+
 def test_a_training_takes_the_steps_and_the_schedule_of_the_model():
     model = classifier()
     rate = keras.optimizers.schedules.PiecewiseConstantDecay([3], [0.5, 0.0])
@@ -78,6 +96,22 @@ def test_a_training_takes_the_steps_and_the_schedule_of_the_model():
     assert not np.allclose(first.get_weights()[0], second.get_weights()[0])
     assert setting.fresh.first(1) == [first]
     assert setting.fresh.seconds_of(2) > setting.fresh.seconds_of(1) > 0
+
+
+def test_averages_of_an_optimizer_count_at_the_end_alone():
+    model = classifier()
+    model.compile(keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9), LOSS)
+    setting = setting_of(model)
+    network = setting.fresh.untrained()
+    at_once = copy_of(network)
+    at_once.compile(copy_of_optimizer(network.optimizer), LOSS)
+    setting.fresh.train(network)
+    x, y = setting.training.data
+    orders = [np.random.default_rng((1, epoch)).permutation(60) for epoch in (1, 2, 3, 4)]
+    order = np.concatenate(orders)
+    at_once.fit(x[order], y[order], batch_size=30, shuffle=False, verbose=0)
+    for one, other in zip(network.get_weights(), at_once.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_rows_of_a_training(monkeypatch):
@@ -105,6 +139,26 @@ def test_rows_of_a_training(monkeypatch):
     assert not np.allclose(keras.ops.convert_to_numpy(layer.posterior.affine.shift), 0)
 
 
+def test_noise_from_scratch_repeats_with_dropout():
+    model = compiled(LOSS, activation="softmax", dropout=0.5)
+    ends = []
+    for other in (1, 2):
+        random.seed(other)  # Keras seeds layers by it
+        (trial,) = fresh.trained_with_noise(setting_of(model))
+        assert trial.fate == ""
+        ends.append(trial.engine.network.get_weights())
+    for first, second in zip(*ends, strict=True):
+        np.testing.assert_allclose(first, second, rtol=1e-5, atol=1e-7)
+
+
+def test_swag_counts_steps_of_accumulated_gradients():
+    model = classifier()
+    model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), LOSS)
+    (trial,) = fresh.swag_on_the_way(setting_of(model, epochs=10.0))
+    assert trial.fate == ""
+    assert trial.engine.network.rank == 10
+
+
 def test_swag_takes_statistics_of_batch_normalization_along():
     parts = [keras.Input((2,)), layers.BatchNormalization(), layers.Dense(3, "softmax")]
     model = keras.Sequential(parts)
@@ -123,10 +177,13 @@ def test_what_cannot_be_trained_is_left_out(monkeypatch):
         model.compile(keras.optimizers.SGD(1e30), LOSS)
         return model
 
+    trained = classifier()
+    trained.optimizer.iterations.assign(8)
     for build, reason in [
         (diverging, "its training diverged: its weights are not finite."),
         (lambda: "network", "`build()` must return a compiled Keras model; got 'network'."),
         (lambda: compiled(LOSS, outputs=4, activation="softmax"), "differs from `models[0]`"),
+        (lambda: trained, "a new network with a new optimizer; this one's has taken 8 steps."),
     ]:
         (trial,) = fresh.ensembles(setting._replace(fresh=FreshNetworks(setting, build)))
         assert reason in trial.fate

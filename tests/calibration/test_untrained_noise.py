@@ -80,6 +80,16 @@ def test_a_model_without_a_place_for_noise_is_left_out():
 
 
 @pytest.mark.once
+def test_nothing_is_tried_after_the_end_of_the_time():
+    _, examples = overconfident(80)
+    model = keras.Sequential([keras.Input((2,)), layers.BatchNormalization(), layers.Dense(2)])
+    late = setting_of(model, examples)._replace(end=0.0)
+    trials = [*untrained_noise.noise(late), *untrained_noise.mc_batch_norm(late)]
+    assert [trial.name for trial in trials] == ["noise", "MC batch normalization"]
+    assert [(trial.engine, trial.fate) for trial in trials] == 2 * [(None, "")]
+
+
+@pytest.mark.once
 def test_statistics_of_mini_batches_of_the_training_data():
     model, examples = overconfident()
     setting = setting_of(model, examples)

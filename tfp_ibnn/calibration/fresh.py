@@ -1,6 +1,7 @@
 """What is trained anew: ensembles of fresh networks, SWAG on the way, and noise from scratch."""
 
 import functools
+import random
 import time
 from collections.abc import Iterator
 
@@ -13,6 +14,7 @@ from tfp_ibnn.calibration.untrained import training_examples
 from tfp_ibnn.conversion.convert import to_stochastic
 from tfp_ibnn.conversion.copying import copy_of
 from tfp_ibnn.posteriors import NormalAffine
+from tfp_ibnn.training.callbacks import random_state_kept
 from tfp_ibnn.weights import DeepEnsemble
 
 SIZES = (2, 3, 5)
@@ -51,7 +53,8 @@ def _swag(setting: Setting) -> Trial:
     if any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers):
         # Each draw needs statistics of its own.
         inputs = training_examples(setting).x
-        posterior = posterior.materialize(setting.samples, inputs, seed=setting.seed)
+        # In a tuple, since the inputs may be one themselves.
+        posterior = posterior.materialize(setting.samples, (inputs,), seed=setting.seed)
     engine = posterior_engine(setting, posterior)
     seconds = setting.fresh.seconds_of(1)
     return Trial("SWAG", engine, seconds=seconds, trainings=1.0)
@@ -60,9 +63,11 @@ def _swag(setting: Setting) -> Trial:
 def _noisy(setting: Setting) -> Trial:
     start = time.monotonic()
     fresh = setting.fresh.untrained()
-    network = to_stochastic(
-        fresh, NormalAffine(), train_size=setting.training.size, seed=setting.seed
-    )
+    with random_state_kept():
+        random.seed(setting.seed)  # layers such as Dropout take their seeds from it
+        network = to_stochastic(
+            fresh, NormalAffine(), train_size=setting.training.size, seed=setting.seed
+        )
     network.compile(
         optimizer=copy_of_optimizer(fresh.optimizer),
         loss=setting.loss,

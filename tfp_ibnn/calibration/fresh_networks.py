@@ -18,7 +18,9 @@ from tfp_ibnn.training.callbacks import random_state_kept
 from tfp_ibnn.weights import SWAG, WeightPosterior
 
 SNAPSHOTS = 20
-"""The largest number of weight sets that SWAG takes, in the last quarter of a training."""
+"""The largest number of weight sets that SWAG takes, in the last quarter of a training.
+
+If a quarter has fewer steps, they are the last 20 steps."""
 
 Build = Callable[[], keras.Model]
 """What returns a compiled, untrained network."""
@@ -62,10 +64,7 @@ class FreshNetworks:
         self._begun = 0
         self._trained: list[keras.Model] = []
         self._seconds_of_each: list[float] = []
-        steps = self._epochs * setting.training.steps
-        every = max(1, steps // 4 // SNAPSHOTS)
-        start = max(0, steps - SNAPSHOTS * every)
-        self._swag = SWAG(every, start, unit="step", rank=SNAPSHOTS)
+        self._swag: SWAG  # of the first one
 
     def first(self, number: int) -> list[keras.Model]:
         """Return the first networks; those that are not there yet are trained.
@@ -79,7 +78,10 @@ class FreshNetworks:
         """
         while len(self._trained) < number:
             network = self.untrained()
-            callbacks = [] if self._trained else [self._swag]
+            callbacks = []
+            if not self._trained:
+                self._swag = self._new_swag(network)
+                callbacks = [self._swag]
             self.train(network, *callbacks)
             self._trained.append(copy_of(network))  # without the optimizer's variables
             self._seconds_of_each.append(self.seconds)
@@ -90,9 +92,18 @@ class FreshNetworks:
         return sum(self._seconds_of_each[:number])
 
     def swag(self) -> WeightPosterior:
-        """Return SWAG's Gaussian along the last quarter of the first network's training."""
+        """Return SWAG's Gaussian along the end of the first network's training."""
         (network,) = self.first(1)
         return self._swag.posterior(network)
+
+    def _new_swag(self, network: keras.Model) -> SWAG:
+        """Return the callback that takes a compiled network's last weights, step by step."""
+        innermost = getattr(network.optimizer, "inner_optimizer", network.optimizer)
+        batches = self._epochs * self._setting.training.steps
+        steps = batches // (innermost.gradient_accumulation_steps or 1)
+        every = max(1, steps // 4 // SNAPSHOTS)
+        start = max(0, steps - SNAPSHOTS * every)
+        return SWAG(every, start, unit="step", rank=SNAPSHOTS)
 
     def untrained(self) -> keras.Model:
         """Return a compiled network with weights of its own."""
@@ -107,6 +118,12 @@ class FreshNetworks:
             network = self._build()
         if not isinstance(network, keras.Model) or not network.compiled:
             raise ValueError(f"`build()` must return a compiled Keras model; got {network!r}.")
+        steps = int(keras.ops.convert_to_numpy(network.optimizer.iterations))
+        if steps:
+            raise ValueError(
+                "`build()` must return a new network with a new optimizer; this one's has taken "
+                f"{steps} steps."
+            )
         return network
 
     def train(self, network: keras.Model, *callbacks: keras.callbacks.Callback) -> None:
@@ -126,14 +143,40 @@ class FreshNetworks:
             raise OutOfTime
         # Each network sees the examples in an order of its own.
         training = self._setting.training._replace(seed=self._setting.seed + self._begun)
+        unaveraged = _Unaveraged()
         with Limits(end) as limits:
             for epoch in range(1, self._epochs + 1):
-                training.epoch(network, epoch, limits, *callbacks)
+                unaveraged.restore()
+                training.epoch(network, epoch, limits, unaveraged, *callbacks)
                 if limits.is_late:
                     raise OutOfTime
         if not all(np.isfinite(value).all() for value in network.get_weights()):
             raise ArithmeticError("its training diverged: its weights are not finite.")
         self.seconds = time.monotonic() - start
+
+
+class _Unaveraged(keras.callbacks.Callback):
+    """Keeps the weights at the end of an epoch, for the next one.
+
+    Every `fit` ends by putting the averages of `use_ema` in their place, which is right only at the
+    end of a training.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._values: list[np.ndarray] = []
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        innermost = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        if getattr(innermost, "use_ema", False):
+            variables = self.model.trainable_variables
+            self._values = [np.array(keras.ops.convert_to_numpy(x)) for x in variables]
+
+    def restore(self) -> None:
+        """Give the network the weights that were kept, if any."""
+        if self._values:
+            for variable, value in zip(self.model.trainable_variables, self._values, strict=True):
+                variable.assign(value)
 
 
 def _with_new_weights(model: keras.Model) -> keras.Model:
@@ -144,12 +187,32 @@ def _with_new_weights(model: keras.Model) -> keras.Model:
     network = copy_of(model)
     graph = functional_graph(model)
     # The alias is not compiled, as its clone would be, too.
-    clone = keras.models.clone_model(keras.Model(graph.inputs, graph.outputs))
+    alias = keras.Model(graph.inputs, graph.outputs)
+    clone = keras.models.clone_model(alias, clone_function=_new_layer)
     renewed = _ids_of_trained_layers(network)
     for variable, new in zip(network.weights, copy_of(clone).weights, strict=True):
         if id(variable) in renewed:
             variable.assign(new)
     return network
+
+
+def _new_layer(layer: Any) -> Any:
+    """Return a layer or operation like another one, with weights that no seed of the user fixes."""
+    config = _without_seeds(layer.get_config())
+    return type(layer).from_config(config)
+
+
+def _without_seeds(config: Any) -> Any:
+    """Return a config, or a part of one, in which initializers have no seed."""
+    if type(config) is list:
+        return [_without_seeds(value) for value in config]
+    if type(config) is not dict:
+        return config
+    changed = {key: _without_seeds(value) for key, value in config.items()}
+    options = changed.get("config")
+    if changed.get("module") == "keras.initializers" and "seed" in (options or {}):
+        changed["config"] = {**options, "seed": None}
+    return changed
 
 
 def _ids_of_trained_layers(network: keras.Model) -> set[int]:

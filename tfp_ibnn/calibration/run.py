@@ -88,8 +88,8 @@ def calibrate(
             pretrained weights. None makes such copies.
         epochs: of the fine-tuning; it makes the effort at least "minutes". None takes a tenth of
             those of the model, at least 3 and at most a quarter.
-        optimizer: of the fine-tuning; None is the model's own at a tenth of its rate. The
-            posterior uses five times that.
+        optimizer: of the fine-tuning; it makes the effort at least "minutes" too. None is the
+            model's own at a tenth of its rate. The posterior uses five times that.
         loss: None takes the one that the model is compiled with.
         samples: draws of a posterior, or of MC dropout, in a prediction.
         batch_size: of training arrays; None is 32. Fresh networks should have the model's own.
@@ -120,7 +120,7 @@ def calibrate(
         'MonteCarlo'
     """
     start = time.monotonic()
-    effort = _effort(effort, epochs)
+    effort = _effort(effort, epochs, optimizer, build)
     samples = checks.positive_integer("samples", samples, least=2)
     end = deadline(minutes)
     if batch_size is not None:
@@ -162,13 +162,17 @@ def calibrate(
     return report
 
 
-def _effort(effort: Any, epochs: Any) -> str:
-    """Return the effort, at least "minutes" if a number of epochs is given, or raise."""
+def _effort(effort: Any, epochs: Any, optimizer: Any, build: Any) -> str:
+    """Return the effort, at least "minutes" if epochs or an optimizer are given, or raise."""
     effort = checks.one_of("effort", effort, tuple(METHODS))
-    if epochs is None:
-        return effort
-    checks.positive_integer("epochs", epochs)
-    return "minutes" if effort == "seconds" else effort
+    if epochs is not None:
+        checks.positive_integer("epochs", epochs)
+    is_fine_tuned = epochs is not None or optimizer is not None
+    if is_fine_tuned and effort == "seconds":
+        effort = "minutes"
+    if build is not None and effort != "trainings":
+        raise ValueError(f"`build` is for effort='trainings'; got effort={effort!r}.")
+    return effort
 
 
 def _announce(training: Training, data: Validation, say: Callable[[str], None]) -> None:

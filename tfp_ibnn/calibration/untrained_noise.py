@@ -10,7 +10,7 @@ import numpy as np
 from tfp_ibnn._core import constraints
 from tfp_ibnn.calibration.engine import Engine, State
 from tfp_ibnn.calibration.rows import every_nth
-from tfp_ibnn.calibration.trials import Setting, Trial
+from tfp_ibnn.calibration.trials import Setting, Trial, attempt, posterior_engine
 from tfp_ibnn.conversion.convert import to_stochastic
 from tfp_ibnn.conversion.copying import copy_of
 from tfp_ibnn.layers import stochastic_layers
@@ -29,6 +29,10 @@ def noise(setting: Setting) -> Iterator[Trial]:
     The scale is that of `SCALES` with the least NLL on the examples to fit, or on every n-th of
     them. With cross-fitting all scales are states, since the best may differ from fold to fold.
     """
+    yield attempt("noise", functools.partial(_noise, setting), setting)
+
+
+def _noise(setting: Setting) -> Trial:
     start = time.monotonic()
     make = functools.partial(
         to_stochastic,
@@ -37,16 +41,12 @@ def noise(setting: Setting) -> Iterator[Trial]:
         train_size=setting.training.size,
         seed=setting.seed,
     )
-    try:
-        with warnings.catch_warnings(action="ignore"):  # layers that take no noise, say
-            engine = Engine(make, setting.samples, seed=setting.seed)
-    except ValueError as error:
-        yield Trial("noise").leave_out(error)
-        return
+    with warnings.catch_warnings(action="ignore"):  # layers that take no noise, say
+        engine = Engine(make, setting.samples, seed=setting.seed)
     states = _states_by_scale(engine)
     if setting.data.folds is None:
         states = [_best_state(states, engine, setting)]
-    yield Trial("noise", engine, seconds=time.monotonic() - start, states=states)
+    return Trial("noise", engine, seconds=time.monotonic() - start, states=states)
 
 
 def _states_by_scale(engine: Engine) -> list[State]:
@@ -82,21 +82,20 @@ def _best_state(states: list[State], engine: Engine, setting: Setting) -> State:
 
 def mc_batch_norm(setting: Setting) -> Iterator[Trial]:
     """Give the model with the statistics of random mini-batches, if it has batch normalization."""
-    if not batch_norms(setting.model):
-        return
+    if batch_norms(setting.model):
+        name = "MC batch normalization"
+        yield attempt(name, functools.partial(_mc_batch_norm, setting, name), setting)
+
+
+def _mc_batch_norm(setting: Setting, name: str) -> Trial:
     start = time.monotonic()
     training = setting.training
-    name = "MC batch normalization"
-    try:
-        posterior = BatchStatistics.of(
-            copy_of(setting.model),
-            training.data,
-            setting.samples,
-            batch_size=training.batch_size or BATCH_SIZE,
-            seed=setting.seed,
-        )
-        engine = Engine(lambda: posterior, setting.samples, seed=setting.seed)
-    except ValueError as error:
-        yield Trial(name).leave_out(error)
-        return
-    yield Trial(name, engine, seconds=time.monotonic() - start)
+    posterior = BatchStatistics.of(
+        copy_of(setting.model),
+        training.data,
+        setting.samples,
+        batch_size=training.batch_size or BATCH_SIZE,
+        seed=setting.seed,
+    )
+    engine = posterior_engine(setting, posterior)
+    return Trial(name, engine, seconds=time.monotonic() - start)

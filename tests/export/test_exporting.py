@@ -127,7 +127,7 @@ def numbers():
         (open_dropout, {}, "depends on the size of its inputs.*Give the inputs a fixed size"),
         (open_position, {}, "depends on the size of its inputs"),
         (noisy, {}, "draws random numbers by itself"),
-        (strings, {}, "'text' takes strings.*behind its TextVectorization"),
+        (strings, {}, "'text' takes strings.*after its TextVectorization"),
         (numbers, {"threshold": 0.5}, "`threshold` is for the confidence of a classifier"),
         (shallow, {"draws": 2, "samples": 2}, "`samples` is another name for `draws`"),
         (shallow, {"quantization": "int8"}, "`quantization`.* for format='litert'; got 'onnx'"),

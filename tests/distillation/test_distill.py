@@ -218,7 +218,7 @@ def test_a_network_with_a_call_of_its_own():
     wide = ibnn.NormalAffine(initial_scale=0.5)
     stochastic = ibnn.to_stochastic(own, wide, train_size=60)
     mc = ibnn.MonteCarlo(stochastic, samples=4, head="softmax", from_logits=True)
-    with pytest.raises(ValueError, match="a `call` of its own: give `student`"):
+    with pytest.raises(ValueError, match="has its own `call`: give `student`"):
         distilled(mc, X)
     other = OwnCall()
     other(X)
@@ -266,8 +266,8 @@ def test_minutes_end_the_training(capsys):
         (lambda: {"epochs": -1}, "`epochs` must be a whole number"),
         (lambda: {"student": network("softmax")}, "ends in a softmax: give it without its last"),
         (lambda: {"student": 3}, "`student` must be a built Keras model; got 3"),
-        (lambda: {"teacher": network("softmax")}, "`teacher` makes one prediction alone"),
-        (lambda: {"samples": 1}, "`teacher` makes one prediction alone"),
+        (lambda: {"teacher": network("softmax")}, "`teacher` has a single draw"),
+        (lambda: {"samples": 1}, "`teacher` has a single draw"),
         (lambda: {"data": iter([X])}, "can be read only once"),
     ],
 )
@@ -282,5 +282,5 @@ def test_several_outputs_are_refused():
     inputs = keras.Input((4,))
     outputs = {"a": layers.Dense(3, "softmax")(inputs), "b": layers.Dense(3, "softmax")(inputs)}
     model = ibnn.to_stochastic(keras.Model(inputs, outputs), ibnn.NormalAffine(), train_size=60)
-    with pytest.raises(ValueError, match="Distill each of several outputs alone"):
+    with pytest.raises(ValueError, match="Distill several outputs one at a time"):
         distilled(ibnn.MonteCarlo(model, samples=2), X)

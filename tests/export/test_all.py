@@ -299,8 +299,8 @@ QUICK = {
 REFUSED = {
     ("student-of-classes", "onnx"): "ONNX cannot hold .*Log1p.*Export a SavedModel",
     ("laplace-linearized", "onnx"): "ONNX cannot hold .*TanhGrad.*Export a SavedModel",
-    ("raps-randomized", "onnx"): "`randomized` sets follow from the bits",
-    ("raps-randomized", "litert"): "`randomized` sets follow from the bits",
+    ("raps-randomized", "onnx"): "`randomized` sets depend on the bits",
+    ("raps-randomized", "litert"): "`randomized` sets depend on the bits",
 }
 
 ENDINGS = {"onnx": ".onnx", "litert": ".tflite"}

@@ -139,9 +139,9 @@ def numbers():
         (open_dropout, {}, "depends on the size of its inputs.*Give the inputs a fixed size"),
         (open_position, {}, "depends on the size of its inputs"),
         (noisy, {}, "draws random numbers by itself"),
-        (strings, {}, "'text' takes strings.*behind its TextVectorization"),
-        (numbers, {"threshold": 0.5}, "`threshold` is for the confidence in classes"),
-        (shallow, {"draws": 2, "samples": 2}, "`samples` is another name of `draws`"),
+        (strings, {}, "'text' takes strings.*after its TextVectorization"),
+        (numbers, {"threshold": 0.5}, "`threshold` is for the confidence of a classifier"),
+        (shallow, {"draws": 2, "samples": 2}, "`samples` is another name for `draws`"),
         (shallow, {"quantization": "int8"}, "`quantization`.* for format='litert'; got 'onnx'"),
         (shallow, {"format": "tflite"}, "`format` must be .*'litert'.* got 'tflite'"),
         (shallow, {"format": "litert"}, "`path` must end in '.tflite'"),
@@ -167,9 +167,7 @@ def test_wrong_options_of_litert_are_refused(tmp_path):
 
 def test_decisions_keep_their_draws(tmp_path):
     detector = ibnn.OODDetector(averaged(shallow(), 2), "entropy").fit(data(9, 4))
-    with pytest.raises(
-        ValueError, match="`draws`, `samples` and `seed` are those that `fit` has seen"
-    ):
+    with pytest.raises(ValueError, match="`draws`, `samples` and `seed` are fixed by `fit`"):
         ibnn.export(detector, tmp_path / "m.onnx", format="onnx", draws=4)
 
 
@@ -216,7 +214,7 @@ def test_the_command(tmp_path, capsys):
     mc = tmp_path / "mc.keras"
     averaged(model, 3).save(mc)
     assert main(["export", str(mc), "--format", "onnx", "--head", "softmax"]) == 1
-    assert "settled in a MonteCarlo" in capsys.readouterr().err
+    assert "already set in a MonteCarlo" in capsys.readouterr().err
 
 
 def test_the_command_averages_all_members(tmp_path, monkeypatch):

@@ -477,7 +477,7 @@ def test_wrong_options_are_refused(tmp_path, options, message):
 def test_an_input_named_seed_is_refused(tmp_path):
     inputs = keras.Input((4,), name="seed")
     model = keras.Model(inputs, dense(3, "softmax")(inputs))
-    with pytest.raises(ValueError, match="name 'seed' of its own input; got"):
+    with pytest.raises(ValueError, match="called 'seed', which the file uses itself; got"):
         ibnn.export(ibnn.MonteCarlo(model, 2), tmp_path / "1")
 
 
@@ -492,7 +492,7 @@ def test_what_is_there_is_refused(tmp_path):
     (folder / "mine").write_text("mine")
     with pytest.raises(ValueError, match="not empty.*overwrite"):
         ibnn.export(mc, folder)
-    with pytest.raises(ValueError, match="holds no SavedModel"):
+    with pytest.raises(ValueError, match="contains no SavedModel"):
         ibnn.export(mc, folder, overwrite=True)
     assert (file.read_text(), (folder / "mine").read_text()) == ("mine", "mine")
 

@@ -109,8 +109,8 @@ def test_wrong_files_and_inputs(tmp_path):
     lite = ibnn.export(mc, tmp_path / "model.tflite", format="litert")
     content = path.read_bytes()
     for inputs, targets, words in (
-        (x, y[:9], "`x` and `y` must be equally long; got 50 and 9"),
-        (x[:0], y[:0], "equally many examples"),
+        (x, y[:9], "`x` and `y` must have the same length; got 50 and 9"),
+        (x[:0], y[:0], "same number of examples"),
         ({"other": x}, y, r"must hold the inputs \['inputs'\]; got \['other'\]"),
     ):
         with pytest.raises(ValueError, match=words):
@@ -136,5 +136,5 @@ def test_a_likelihood_of_ones_own_has_no_scores(tmp_path):
     model = keras.Sequential([keras.Input((4,)), dense(1)])
     head = lambda outputs: tfd.Poisson(log_rate=outputs)  # noqa: E731
     path = ibnn.export(averaged(model, 2, head=head), tmp_path / "m.onnx", format="onnx")
-    with pytest.raises(ValueError, match="a likelihood of your own"):
+    with pytest.raises(ValueError, match="a custom likelihood"):
         ibnn.exported_scores(path, data(3, 4), np.zeros((3, 1)))

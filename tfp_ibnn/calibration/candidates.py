@@ -1,4 +1,4 @@
-"""The rows of the comparison: what was scored, and the rule by which one is chosen."""
+"""The rows of the comparison, and the rule that chooses one of them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ from tfp_ibnn.likelihoods import Likelihood
 from tfp_ibnn.likelihoods.class_scaling import ClassScaling
 
 _BLOCK = 2**23
-"""How many numbers of raw outputs are held at once."""
+"""The largest number of raw outputs that are held at once."""
 
 
 class Cost(NamedTuple):
-    """What a candidate takes; those that come first weigh more.
+    """The cost of a candidate; the entries that come first matter more.
 
     Args:
-        passes: of one prediction, in passes of the model as it is, by multiply-adds. What runs
-            before the first noise counts once for all draws; a fitted temperature costs nothing.
-        trainings: what its training took, in trainings of the model as it is; 0 without any.
-        megabytes: of the weights, and of all that a posterior holds; 4 bytes a float32.
+        passes: cost of a prediction in passes of the model as it is, by multiply-adds. Layers
+            before the first noise count once for all draws; a fitted temperature costs nothing.
+        trainings: cost of its training, in trainings of the model as it is; 0 without any.
+        megabytes: of the weights, and of everything a posterior holds; 4 bytes per float32.
     """
 
     passes: float
@@ -44,12 +44,12 @@ class Candidate:
     Args:
         name: that of its trial, with a suffix such as " + temperature" if a parameter was fitted.
         trial: its network, and how it draws.
-        parameter: the temperature, or a `ClassScaling`; of a regression the scale of each output,
+        parameter: the temperature, or a `ClassScaling`; for regression, the scale of each output,
             or their factor.
-        seconds: what fitting and training took.
+        seconds: the time of fitting and training.
         prediction: for the validation examples it was scored on, (examples, ...).
         nll: of each of these examples, in nats.
-        errors: of each of them: 0 or 1 of a class, the squared error of a regression.
+        errors: of each of them: 0 or 1 for a classifier, the squared error for a regression.
         unit: the network in whose passes its cost is counted; None takes its own. A `Report` sets
             the model as it is.
     """
@@ -65,7 +65,7 @@ class Candidate:
 
     @property
     def cost(self) -> Cost:
-        """What it takes; a fitted parameter costs nothing."""
+        """Its cost; a fitted parameter costs nothing."""
         trial = self.trial
         return Cost(
             passes=costs.passes(trial.engine, self.unit),
@@ -75,10 +75,10 @@ class Candidate:
 
     @property
     def price(self) -> tuple[float, float, bool]:
-        """By what the choice is made: passes, trainings, and whether each class was fitted.
+        """The cost that decides: passes, trainings, and whether each class has parameters.
 
-        Parameters of each class fit few examples too well, so a temperature that is as good is
-        preferred to them.
+        Parameters of each class overfit few examples, so a temperature that is as good is
+        preferred.
         """
         passes, trainings, _ = self.cost
         return passes, trainings, isinstance(self.parameter, ClassScaling)
@@ -114,7 +114,7 @@ class Standing(NamedTuple):
         nll: the mean, in nats.
         distance: how much larger that is than the lowest.
         error: the standard error of the distance.
-        cost: what it takes.
+        cost: its cost.
         is_undominated: whether no other candidate matches it in NLL, passes and trainings.
     """
 
@@ -165,9 +165,9 @@ def choose(
 ) -> int:
     """Return the cheapest candidate within one standard error of the best.
 
-    Ties in cost go to the lowest NLL, even of a candidate beyond that error: the error is that of
-    the mean difference from the best, and small for what resembles the best, so the cheapest within
-    it may be worse than an equally cheap one beyond.
+    Ties in cost go to the lowest NLL, even if that candidate is beyond the error. The error is that
+    of the mean difference from the best, and is small for candidates that resemble the best, so the
+    cheapest within it may be worse than an equally cheap one beyond it.
 
     Args:
         nll: of each candidate, (rows,), in nats.
@@ -203,7 +203,7 @@ def behind(
     Args:
         nll: of each candidate, (rows,), or another score that is better if it is lower.
         weight: how often each row counts, (rows,); None is once.
-        best: the index of the candidate to compare with; None takes that with the lowest mean.
+        best: the index of the candidate to compare with; None takes the one with the lowest mean.
         groups: the example of each row, (rows,), any whole numbers; None if each row is one.
 
     Returns:
@@ -256,7 +256,7 @@ def undominated(scores: Sequence[float], costs: Sequence[Cost]) -> list[bool]:
         costs: of each candidate; passes and trainings count.
 
     Returns:
-        False for those whom another one matches in score, passes and trainings, and beats in one.
+        False for those that another one matches in score, passes and trainings, and beats in one.
     """
     rows = [(score, *cost[:2]) for score, cost in zip(scores, costs, strict=True)]
     points = np.array(rows)
@@ -274,7 +274,7 @@ def predict(
     """Return a trial's predictions with each of the parameters, a block of examples at a time.
 
     Args:
-        trial: what draws, in its best state.
+        trial: the trial that draws, in its best state.
         output: what the network's outputs mean.
         examples: those to predict.
         parameters: as `output.fit` returns them.

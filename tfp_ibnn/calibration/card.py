@@ -22,7 +22,7 @@ uncertainty. `import tfp_ibnn` before `keras.models.load_model("model.keras")`.
 The choice was made on these examples: expect slightly worse scores on a test set. Differences
 between ECEs near their floor mean nothing.
 
-Dropped on the way, and why (NLLs are at the best temperature or scale of each):
+Dropped, and why (NLLs are at the best temperature or scale of each):
 
 {dropped}
 

@@ -1,4 +1,4 @@
-"""What a prediction takes: multiply-adds, counted in passes of a network, and memory."""
+"""The cost of a prediction: multiply-adds, counted in passes of a network, and memory."""
 
 import functools
 import math
@@ -23,8 +23,8 @@ _RECURRENT = (keras.layers.RNN, keras.layers.Bidirectional)
 def passes(engine: Engine, network: keras.Model | None = None) -> float:
     """Return how many passes of a network take as many multiply-adds as a prediction.
 
-    Counted are the products with matrices and kernels. What precedes the first noise, or the
-    uncertain layers of a `Laplace`, runs once for all draws; the rest runs once per draw, and twice
+    Only products with matrices and kernels count. Layers before the first noise, or before the
+    uncertain layers of a `Laplace`, run once for all draws; the rest runs once per draw, and twice
     if it is linearized. Other posteriors over weights run the whole network for each draw.
 
     Args:
@@ -32,7 +32,7 @@ def passes(engine: Engine, network: keras.Model | None = None) -> float:
         network: the network whose pass is the unit; None takes the one that predicts.
 
     Returns:
-        The number of passes; that of the draws for models whose layers cannot be seen.
+        The number of passes; the number of draws for models whose layers cannot be seen.
     """
     if network is None:
         network = getattr(engine.network, "network", engine.network)
@@ -45,7 +45,7 @@ def passes(engine: Engine, network: keras.Model | None = None) -> float:
 
 
 def megabytes(predictor: Any) -> float:
-    """Return the memory of a network's weights, or of all that a posterior holds, in MB."""
+    """Return the memory of a network's weights, or of everything a posterior holds, in MB."""
     total = 0
     for weight in predictor.weights:
         total += math.prod(weight.shape) * np.dtype(weight.dtype).itemsize
@@ -77,7 +77,7 @@ def _work(predictor: Any, samples: int, dropout: bool = False) -> int:
 
 
 def _runs_per_draw(posterior: Laplace) -> int:
-    """Return how many passes through the uncertain layers a draw takes, about."""
+    """Return about how many passes through the uncertain layers a draw takes."""
     sampler = posterior.sampler(1)
     if posterior.is_last_layer:
         return 1
@@ -109,7 +109,7 @@ def _multiply_adds_of_call(node: Any) -> int:
 
 
 def _positions(layer: Any, node: Any) -> int:
-    """Return how often a call multiplies by the matrices of its layer; unknown sizes count as 1."""
+    """Return how often a call multiplies by the layer's matrices; unknown sizes count as 1."""
     if isinstance(layer, _RECURRENT):
         return node.input_tensors[0].shape[1] or 1
     # A transposed convolution spreads each position of its input.

@@ -1,4 +1,4 @@
-"""How well a calibrated model decides on examples that were used for nothing else."""
+"""The quality of decisions on examples that were used for nothing else."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Doubts about the network that is given, and about what is chosen in its place."""
+"""Doubts about the given network, and about the chosen candidate."""
 
 import math
 from collections.abc import Mapping
@@ -18,17 +18,17 @@ from tfp_ibnn.likelihoods import Likelihood
 from tfp_ibnn.likelihoods.several import named_outputs
 
 LARGE_GAP = 0.2
-"""There is a doubt if the error on validation data is above that on training data by more."""
+"""There is a doubt if the validation error exceeds the training error by more than this."""
 LARGE_LAG = 0.1
-"""There is a doubt if, on the same examples, inference is worse than batch statistics by more."""
+"""There is a doubt if inference is worse than batch statistics by more than this."""
 MARGIN = 1.96
-"""A 95 % margin, in standard errors."""
+"""A 95% margin, in standard errors."""
 
-_BATCH = 256  # whose statistics batch normalization takes
+_BATCH = 256  # the batch whose statistics batch normalization takes
 
 
 class _Part(NamedTuple):
-    """What a network returns for the rows of one output, and what is true."""
+    """What a network returns for the rows of one output, and the targets."""
 
     name: str
     output: Likelihood
@@ -39,7 +39,7 @@ class _Part(NamedTuple):
 
     @property
     def subject(self) -> str:
-        """What a sentence is about."""
+        """The subject of a sentence."""
         return f"Output {self.name!r} of `model`" if self.name else "`model`"
 
 
@@ -96,12 +96,12 @@ def losses(
     weight: np.ndarray | None,
     groups: np.ndarray | None,
 ) -> str:
-    """Return which outputs have a larger error than before, beyond a 95 % margin, in words.
+    """Return which outputs have a larger error than before, beyond a 95% margin, in words.
 
     Args:
         output: what the predictions mean.
         errors: those before and those now, from `errors_of`.
-        prediction: those now, from `output.predict`.
+        prediction: that of now, from `output.predict`.
         weight: how often each row counts; None is once.
         groups: the example of each row, if examples have several.
 
@@ -139,12 +139,12 @@ def _loss(output: Likelihood, rows: Mapping[str, Any]) -> str:
 
 
 def doubts_about(trial: Trial, setting: Setting) -> list[str]:
-    """Return what is wrong with the network that is given.
+    """Return what is wrong with the given network.
 
-    That is: no better than chance on validation data; much worse there than on training data; or,
+    It may be no better than chance on validation data; much worse there than on training data; or,
     on training data, much worse in inference than with the statistics of a batch, which batch
-    normalization uses while it trains. The last one causes the others, so it is reported alone. Of
-    several outputs, each is judged by itself.
+    normalization uses in training. The last problem causes the others, so it is reported alone.
+    Each of several outputs is judged by itself.
 
     Args:
         trial: the network as it is, which has been watched.
@@ -170,13 +170,13 @@ def doubts_about(trial: Trial, setting: Setting) -> list[str]:
             doubts.append(
                 f"{new.subject} is much worse on the validation data than on its training data: "
                 f"{_words(new, error)} against {_words(known, training_error)}. It is overfitted, "
-                "or the two are not preprocessed alike."
+                "or the two are preprocessed differently."
             )
     return [doubt for doubt in doubts if doubt]
 
 
 def _chance(part: _Part) -> str:
-    """Return a sentence if predictions are no better than a constant one, else ""."""
+    """Return a sentence if predictions are no better than a constant, else ""."""
     output = part.output
     parameter = output.fit(part.outputs, part.y, part.weight)
     prediction = output.predict(part.outputs, parameter)
@@ -191,7 +191,7 @@ def _chance(part: _Part) -> str:
     return (
         f"{part.subject} is at chance on the validation data ({score}): at its best temperature or "
         f"scale it gains {gain:.4f} ± {margin:.4f} nats over one constant prediction for all "
-        "examples. Check that they are preprocessed as in its training, and what the labels mean."
+        "examples. Check that they are preprocessed as in training, and the order of the labels."
     )
 
 

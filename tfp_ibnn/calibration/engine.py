@@ -22,7 +22,7 @@ class Engine:
     """A network or a posterior over weights, compiled once and shared by several trials.
 
     Args:
-        make: returns the network or posterior; called once here, and once for each `copy`.
+        make: returns the network or posterior; called once here, and once per `copy`.
         samples: draws of a prediction; 1 for a network without randomness.
         training: arguments of the network's `compile`, if it is trained; None if it is not.
         **options: further arguments of `MonteCarlo`, such as `seed`.

@@ -1,4 +1,4 @@
-"""The predictions of all candidates on new examples, as far as time and failures allow."""
+"""The predictions of candidates on new examples, as far as time and failures allow."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ class Evaluation(NamedTuple):
 
     Args:
         predictions: of candidates, by name.
-        missing: why the others have none, with their names, each a part of a sentence.
+        missing: why others have none, with their names, as parts of a sentence.
     """
 
     predictions: Mapping[str, np.ndarray]
@@ -33,9 +33,9 @@ def evaluation(
     end: float,
     say: Callable[[str], None],
 ) -> Evaluation:
-    """Return the predictions of candidates; a failure costs one, and Ctrl-C those that remain.
+    """Return the predictions of candidates, without those that fail or come after Ctrl-C.
 
-    The chosen one and the first are predicted first, and whatever the time is.
+    The chosen one and the first are predicted first, even after the time limit.
 
     Args:
         candidates: all of them.
@@ -46,7 +46,7 @@ def evaluation(
         say: prints progress.
 
     Raises:
-        Exception: what the first candidate raised, or Ctrl-C did, if none has a prediction.
+        Exception: that of the first candidate, or of Ctrl-C, if none has a prediction.
     """
     always = [chosen.trial, candidates[0].trial]
     others = [candidate.trial for candidate in candidates]

@@ -22,7 +22,7 @@ from tfp_ibnn.likelihoods import Likelihood
 FOLDS = 5
 CROSS_FIT_BELOW = 1000
 FEWEST = 50
-"""The smallest number of validation examples: with fewer, differences drown in noise."""
+"""The smallest number of validation examples: with fewer, noise hides the differences."""
 WATCHED = 2048
 """The largest number of examples that serve to fit."""
 NUMBERS = 2**19
@@ -199,8 +199,8 @@ def _hold_out(
     is_held = folds_of(strata_of(rows, output), FOLDS, training.seed) == 0
     warnings.warn(
         f"No `validation` was given: {is_held.sum()} of the {training.size} training examples are "
-        "taken. A model that was trained on them is overconfident there, and so is what is "
-        "chosen: give validation=(x, y) of others.",
+        "taken. A model that was trained on them is overconfident there, and so is the chosen "
+        "one: give validation=(x, y) with other examples.",
         stacklevel=4,
     )
     kept = examples.take(~is_held)
@@ -217,14 +217,14 @@ def _check_validation(examples: Examples, output: Likelihood) -> None:
     if examples.weight is not None and count * examples.weight.mean() < FEWEST:
         raise ValueError(
             f"The weights of `validation` must sum to at least {FEWEST}, since an example of "
-            f"weight 2 counts twice; they sum to {count * examples.weight.mean():.4g}. For weights "
-            "that only compare examples, write weight / weight.mean()."
+            f"weight 2 counts twice; they sum to {count * examples.weight.mean():.4g}. For "
+            "relative weights, write weight / weight.mean()."
         )
     for part in output.split_rows(y=examples.y).values():
         if len(np.unique(part["y"])) == 1:
             raise ValueError(
-                f"All labels of `validation` are {part['y'].flat[0]}: give examples of every kind, "
-                "in their natural shares."
+                f"All labels of `validation` are {part['y'].flat[0]}: give examples of every "
+                "class, in their natural proportions."
             )
 
 

@@ -1,4 +1,4 @@
-"""The figure of a report: what candidates cost and gain, and the calibration before and after."""
+"""The figure of a report: costs and gains of candidates, and calibration before and after."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -127,7 +127,7 @@ def _color_of(standing: Standing, before: Standing, after: Standing, named: list
 
 
 def _set_limits(ax: Any, compared: Sequence[Standing], named: Sequence[Standing]) -> None:
-    """Show all passes, and the NLLs of what is named: others may be far worse."""
+    """Show all passes, and the NLLs of the named candidates: others may be far worse."""
     passes = [standing.cost.passes for standing in compared]
     fewest = min(passes)
     most = max(1.6 * max(passes), 2.5 * fewest)
@@ -144,7 +144,7 @@ def _set_limits(ax: Any, compared: Sequence[Standing], named: Sequence[Standing]
 
 
 def _draw_front(ax: Any, compared: Sequence[Standing]) -> None:
-    """Draw the lowest NLL that so many passes reach."""
+    """Draw the lowest NLL that is reached with each number of passes."""
     cheapest_first = sorted(compared, key=_passes_and_nll)
     _, right = ax.get_xlim()
     passes = []

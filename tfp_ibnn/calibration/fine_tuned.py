@@ -1,4 +1,4 @@
-"""What is fine-tuned: the model itself, as a control, and a Gaussian posterior over z."""
+"""The fine-tuned candidates: the model itself, as a control, and a Gaussian over z."""
 
 import functools
 from collections.abc import Iterator
@@ -15,17 +15,17 @@ from tfp_ibnn.posteriors import NormalAffine
 from tfp_ibnn.training import two_speed
 
 PRIOR_SCALE = 0.1
-"""Standard deviation of z, at the start and of its prior: of 0.3 and 0.1 the better one in 46 of
-the 55 runs of results/calibrate."""
+"""Standard deviation of z at the start, and of its prior: better than 0.3 in 46 of the 55 runs of
+results/calibrate."""
 BETA = 10
-"""The weight of the KL: of 1, 10 and 100 the one that was best most often in these runs, by
-differences of at most 0.0003 nats on average."""
+"""The weight of the KL: of 1, 10 and 100, it was best most often in these runs, by at most 0.0003
+nats on average."""
 RATIO = 5
-"""The posterior's learning rate, over that of the other weights."""
+"""The posterior's learning rate, divided by that of the other weights."""
 
 
 def fine_tuned(setting: Setting) -> Iterator[Trial]:
-    """Give the model trained on: what a posterior must beat to be worth its draws."""
+    """Give the model, trained further: a posterior must beat it to be worth its draws."""
     yield attempt("fine-tuned", functools.partial(_fine_tuned, setting), setting)
 
 

@@ -1,4 +1,4 @@
-"""The fine-tuning of trials side by side, epoch by epoch: for how long, and with which rate."""
+"""Fine-tuning of trials side by side, epoch by epoch: how long, and at which learning rate."""
 
 import time
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from tfp_ibnn.calibration.trials import Setting, Trial
 from tfp_ibnn.training import Interrupts
 
 FEWEST = 3
-"""The number of epochs of a fine-tuning, unless a tenth of the model's own is more."""
+"""The number of epochs of fine-tuning, unless a tenth of the model's own is more."""
 MOST = 1 / 4
 """The largest share of the model's epochs for each of two candidates: together half a training."""
 
 
 class Limits(Interrupts):
-    """Ends a training in the middle of an epoch, by Ctrl-C or because the time is up.
+    """Ends a training in the middle of an epoch, on Ctrl-C or when the time is up.
 
     Args:
         end: the `time.monotonic` after which no batch starts.
@@ -41,13 +41,13 @@ class Limits(Interrupts):
             self.model.stop_training = True
 
     def are_passed(self) -> bool:
-        """Return, and note, whether the time is up."""
+        """Return and record whether the time is up."""
         self.is_late = time.monotonic() > self._end
         return self.is_late
 
 
 def epochs_of(model: keras.Model, training: Training) -> float:
-    """Return for how many epochs a model was trained, by its optimizer; 0 if that is unknown.
+    """Return how many epochs a model was trained for, by its optimizer; 0 if unknown.
 
     Args:
         model: the trained model.
@@ -77,8 +77,8 @@ def epochs_of_fine_tuning(model_epochs: float) -> int:
 def fine_tuning_optimizer(model: keras.Model, optimizer: Any) -> keras.optimizers.Optimizer:
     """Return the optimizer of the fine-tuning: the user's, or the model's at a tenth of its rate.
 
-    A schedule gives a tenth of its present value, and at least a thousandth of its largest so far,
-    since many end at 0.
+    A schedule gives a tenth of its current value, but at least a thousandth of its largest so far,
+    since many schedules end at 0.
 
     Args:
         model: the trained model.
@@ -106,10 +106,10 @@ def fine_tuning_optimizer(model: keras.Model, optimizer: Any) -> keras.optimizer
 
 
 def _present_rate(optimizer: keras.optimizers.Optimizer, configured: Any) -> float:
-    """Return an optimizer's learning rate, and of a schedule at least 1 % of its largest so far.
+    """Return an optimizer's learning rate; for a schedule, at least 1% of its largest so far.
 
     Args:
-        optimizer: the one that has trained the model.
+        optimizer: the one that trained the model.
         configured: the learning rate of its config: a number, or the dict of a schedule.
     """
     rate = _number(optimizer.learning_rate)
@@ -127,7 +127,7 @@ def _number(tensor: Any) -> float:
 
 
 def decaying(optimizer: keras.optimizers.Optimizer, steps: int) -> keras.optimizers.Optimizer:
-    """Return a copy of an optimizer whose rate falls to 0 by a cosine; a schedule of its own stays.
+    """Return a copy of an optimizer whose rate decays to 0 by a cosine; its own schedule is kept.
 
     Args:
         optimizer: the one to copy.
@@ -142,14 +142,14 @@ def decaying(optimizer: keras.optimizers.Optimizer, steps: int) -> keras.optimiz
 
 
 def fine_tune(trials: Sequence[Trial], setting: Setting) -> None:
-    """Train trials side by side, epoch by epoch; each counts in the state after its best one.
+    """Train trials side by side, epoch by epoch; each is compared in the state of its best epoch.
 
-    A trial whose training or scoring fails stops. After `setting.end` no batch starts, and an epoch
-    that is not finished does not count.
+    A trial whose training or scoring fails stops. After `setting.end` no batch starts, and an
+    unfinished epoch does not count.
 
     Args:
         trials: those to train; they are changed in place.
-        setting: their data, the number of epochs, and the end of the time.
+        setting: their data, the number of epochs, and the time limit.
     """
     running = list(trials)
     seconds_per_epoch = 0.0
@@ -188,14 +188,14 @@ def _train_one_epoch(trial: Trial, setting: Setting, epoch: int, limits: Limits)
         trial.state = state
         nll = trial.watch(setting.data, setting.output)
     except Exception as error:
-        if limits.came:  # TensorFlow may raise something of its own after Ctrl-C
+        if limits.came:  # TensorFlow may raise its own error after Ctrl-C
             raise
         _stop(trial, setting, epoch, error)
         return
     trial.seconds += time.monotonic() - start
     if nll < previous:
         trial.epochs = epoch
-    # Of a model whose own epochs are unknown, the whole fine-tuning counts as one training.
+    # If the model's own epochs are unknown, the whole fine-tuning counts as one training.
     trial.trainings = epoch / (setting.model_epochs or setting.epochs)
     setting.say(f"epoch {epoch}: {trial.name}: NLL {nll:.4f}, {trial.seconds:.0f} s")
 

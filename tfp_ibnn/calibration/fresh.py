@@ -1,4 +1,4 @@
-"""What is trained anew: ensembles of fresh networks, SWAG on the way, and noise from scratch."""
+"""Fresh trainings: ensembles, SWAG along one of them, and a network trained with noise."""
 
 import functools
 import random
@@ -18,11 +18,11 @@ from tfp_ibnn.training.callbacks import random_state_kept
 from tfp_ibnn.weights import DeepEnsemble
 
 SIZES = (2, 3, 5)
-"""Of the ensembles, the model itself included."""
+"""The sizes of the ensembles, including the model itself."""
 
 
 def ensembles(setting: Setting) -> Iterator[Trial]:
-    """Give the model together with fresh networks, of which larger ensembles take more."""
+    """Give ensembles of the model and fresh networks."""
     for size in SIZES:
         name = f"ensemble of {size}"
         yield attempt(name, functools.partial(_ensemble, setting, name, size), setting)
@@ -51,7 +51,7 @@ def _swag(setting: Setting) -> Trial:
     posterior = setting.fresh.swag()
     layers = keras_internals.nested_layers(posterior.network)
     if any(isinstance(layer, keras.layers.BatchNormalization) for layer in layers):
-        # Each draw needs statistics of its own.
+        # Each draw needs its own statistics.
         inputs = training_examples(setting).x
         # In a tuple, since the inputs may be one themselves.
         posterior = posterior.materialize(setting.samples, (inputs,), seed=setting.seed)

@@ -1,4 +1,4 @@
-"""Networks trained as the model was, from new weights."""
+"""Networks trained like the model, from new weights."""
 
 import random
 import time
@@ -23,14 +23,14 @@ SNAPSHOTS = 20
 If a quarter has fewer steps, they are the last 20 steps."""
 
 Build = Callable[[], keras.Model]
-"""What returns a compiled, untrained network."""
+"""A function that returns a compiled, untrained network."""
 
 
 def check_build(build: Any, model_epochs: float) -> None:
     """Raise if it is unknown how to train fresh networks, or for how long.
 
     Args:
-        build: what the user gives; None is allowed.
+        build: the user's function, or None.
         model_epochs: those that the model was trained for; 0 if unknown.
     """
     if build is not None and not callable(build):
@@ -53,7 +53,7 @@ class FreshNetworks:
         setting: the model, its data, for how many epochs it was trained, and the end of the time.
         build: returns a compiled, untrained network; None draws new weights for the layers that the
             model has trained, and takes its optimizer from step 0.
-        seconds: what a training takes, by an estimate; later what the last one took.
+        seconds: the estimated time of a training; later the time of the last one.
     """
 
     def __init__(self, setting: Setting, build: Build | None, seconds: float = 0.0) -> None:
@@ -67,13 +67,13 @@ class FreshNetworks:
         self._swag: SWAG  # of the first one
 
     def first(self, number: int) -> list[keras.Model]:
-        """Return the first networks; those that are not there yet are trained.
+        """Return the first networks; those that do not exist yet are trained.
 
         Args:
             number: how many.
 
         Raises:
-            ArithmeticError: if a training diverged; the next call begins another.
+            ArithmeticError: if a training diverged; the next call starts another.
             OutOfTime: if there is not enough time for all of them.
         """
         while len(self._trained) < number:
@@ -88,7 +88,7 @@ class FreshNetworks:
         return self._trained[:number]
 
     def seconds_of(self, number: int) -> float:
-        """Return what the training of the first networks took, all together."""
+        """Return the total time of the trainings of the first networks."""
         return sum(self._seconds_of_each[:number])
 
     def swag(self) -> WeightPosterior:
@@ -106,7 +106,7 @@ class FreshNetworks:
         return SWAG(every, start, unit="step", rank=SNAPSHOTS)
 
     def untrained(self) -> keras.Model:
-        """Return a compiled network with weights of its own."""
+        """Return a compiled network with new weights."""
         self._begun += 1
         with random_state_kept():
             random.seed(self._setting.seed + self._begun)
@@ -141,7 +141,7 @@ class FreshNetworks:
         end = self._setting.end
         if start + self.seconds > end:
             raise OutOfTime
-        # Each network sees the examples in an order of its own.
+        # Each network sees the examples in its own order.
         training = self._setting.training._replace(seed=self._setting.seed + self._begun)
         unaveraged = _Unaveraged()
         with Limits(end) as limits:
@@ -182,11 +182,11 @@ class _Unaveraged(keras.callbacks.Callback):
 def _with_new_weights(model: keras.Model) -> keras.Model:
     """Return a copy with new weights in the layers that were trained.
 
-    Frozen layers, and what preprocessing layers have adapted to, stay.
+    Frozen layers and adapted preprocessing layers keep theirs.
     """
     network = copy_of(model)
     graph = functional_graph(model)
-    # The alias is not compiled, as its clone would be, too.
+    # This alias is not compiled, so its clone is not compiled either.
     alias = keras.Model(graph.inputs, graph.outputs)
     clone = keras.models.clone_model(alias, clone_function=_new_layer)
     renewed = _ids_of_trained_layers(network)
@@ -216,7 +216,7 @@ def _without_seeds(config: Any) -> Any:
 
 
 def _ids_of_trained_layers(network: keras.Model) -> set[int]:
-    """Return the ids of the weights of layers that train some of them, statistics included."""
+    """Return the ids of the weights of layers that train some of them, including statistics."""
     ids: set[int] = set()
     for layer in keras_internals.nested_layers(network):
         inner = keras_internals.nested_layers(layer, include_self=False)

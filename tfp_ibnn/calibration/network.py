@@ -1,4 +1,4 @@
-"""The network that is calibrated, as a graph, and those that it is compared with."""
+"""The network to calibrate, as a graph, and those that it is compared with."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,11 +15,11 @@ from tfp_ibnn.weights import WeightPosterior, WeightSets
 def as_network(model: Any) -> keras.Model:
     """Return a built Functional or Sequential model, or raise.
 
-    A model with a `call` of its own becomes the one layer of a Functional model, which is compiled
+    A model with its own `call` becomes the only layer of a Functional model, which is compiled
     with the same optimizer and loss.
 
     Args:
-        model: what a user wants to calibrate.
+        model: the model to calibrate.
 
     Raises:
         ValueError: if it is not a built network without stochastic layers.
@@ -38,7 +38,7 @@ def as_network(model: Any) -> keras.Model:
 
 
 def with_graph(model: keras.Model) -> keras.Model:
-    """Return a built model, or a Functional one around it if its `call` is its own."""
+    """Return a built model, or a Functional one around it if it has its own `call`."""
     if functional_graph(model) is not None:
         return model
     shapes = (model.get_build_config() or {}).get("input_shape")
@@ -58,9 +58,9 @@ def with_graph(model: keras.Model) -> keras.Model:
 
 
 def without_graph(network: keras.Model) -> keras.Model:
-    """Return the model with a `call` of its own that `with_graph` put a graph around, or the same.
+    """Return the model that `with_graph` put a graph around, or the same network.
 
-    Masks that such a call makes are not seen in the graph.
+    Masks that its `call` makes are not seen in the graph.
     """
     called = [layer for layer in network.layers if not isinstance(layer, keras.layers.InputLayer)]
     if len(called) != 1 or not isinstance(called[0], keras.Model):
@@ -74,7 +74,7 @@ def posteriors_of(candidates: Mapping[str, Any], model: keras.Model) -> dict[str
 
     Args:
         candidates: posteriors over weights or Keras models, by name.
-        model: the one whose inputs and outputs they must have.
+        model: the model whose inputs and outputs they must have.
     """
     posteriors = {}
     for name, candidate in dict(candidates).items():
@@ -93,14 +93,14 @@ def posteriors_of(candidates: Mapping[str, Any], model: keras.Model) -> dict[str
         if ends != expected_ends:
             raise ValueError(
                 f"`candidates[{name!r}]` has {ends}; `model` has {expected_ends}, "
-                "and they must be alike."
+                "and they must be the same."
             )
         posteriors[name] = candidate if is_posterior else WeightSets([candidate])
     return posteriors
 
 
 def _ends(graph: keras.Model | None) -> str:
-    """Describe the shapes of a model's inputs and outputs, and whether these are probabilities."""
+    """Describe the shapes of inputs and outputs, and whether the outputs are probabilities."""
     if graph is None:
         return "no graph: it is not built, or not a Functional or Sequential model"
     inputs = [tuple(tensor.shape[1:]) for tensor in graph.inputs]

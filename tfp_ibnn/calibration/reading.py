@@ -1,4 +1,4 @@
-"""The reader of training, validation and test data, which checks what it reads."""
+"""Reading and checking of training, validation and test data."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +16,7 @@ from tfp_ibnn.likelihoods import Likelihood
 SCORED_ROWS = 2**17
 """The largest number of validation or test positions of an output; see `Rows`."""
 _NUMBERS = 2**23
-"""The largest number of numbers in the prediction of these positions."""
+"""The largest size of the prediction of these positions."""
 
 
 class Reader:
@@ -25,7 +25,7 @@ class Reader:
     Args:
         model: the network that takes the inputs.
         output: what the targets are.
-        name: what the user calls the data, for errors.
+        name: the name of the data in errors.
     """
 
     def __init__(self, model: keras.Model, output: Likelihood, name: str) -> None:
@@ -41,8 +41,8 @@ class Reader:
     def checked(self, examples: Examples) -> Examples:
         """Return the examples, or raise if they cannot be used.
 
-        Targets are then as the likelihood takes them where each example is one row; else they are
-        as the user gave them.
+        If each example is one row, the targets are converted for the likelihood; otherwise they
+        stay as the user gave them.
         """
         if examples.y is None:
             raise ValueError(f"`{self._name}` must give (x, y) or (x, y, sample_weight).")
@@ -56,12 +56,12 @@ class Reader:
         return examples
 
     def rows(self, examples: Examples, most: int, seed: int = 0) -> Examples:
-        """Return checked examples with at most so many rows of each output, where they have rows.
+        """Return checked examples, with a limited number of rows of each output if they have rows.
 
         Args:
             examples: from `checked`.
-            most: the largest number of rows of an output; of more, some are drawn at random.
-            seed: of that choice.
+            most: the largest number of rows of an output; if there are more, a random sample.
+            seed: of that sample.
 
         Raises:
             ValueError: if no position of an output counts.
@@ -78,10 +78,10 @@ class Reader:
         return rows
 
     def read(self, data: Any, every: int = 1) -> Examples:
-        """Return all examples, checked, but for those of weight 0, which are not.
+        """Return all checked examples, without those of weight 0.
 
         Args:
-            data: arrays (x, y) or (x, y, weight), or a dataset that can be read again.
+            data: arrays (x, y) or (x, y, weight), or a dataset that can be read more than once.
             every: take every n-th example; 1 takes all.
         """
         parts = []
@@ -99,18 +99,18 @@ class Reader:
 def read(
     data: Any, model: keras.Model, output: Likelihood, name: str, every: int = 1, seed: int = 0
 ) -> Examples:
-    """Return the examples to score of arrays, or of all batches of a dataset, checked.
+    """Return the checked examples to score, from arrays or from all batches of a dataset.
 
-    Where an example has several positions, answers or outputs, the inputs are `Rows`, at most
+    If an example has several positions, labels or outputs, the inputs are `Rows`, at most
     `SCORED_ROWS` of each output.
 
     Args:
-        data: arrays (x, y) or (x, y, weight), or a dataset that can be read again.
+        data: arrays (x, y) or (x, y, weight), or a dataset that can be read more than once.
         model: the network that takes the inputs.
         output: what the targets are.
-        name: what the user calls the data, for errors.
+        name: the name of the data in errors.
         every: take every n-th example; 1 takes all.
-        seed: of the choice of positions, if there are more.
+        seed: of the sample of positions, if there are more.
 
     Raises:
         ValueError: for data that cannot be used, and if there are no examples.
@@ -140,7 +140,7 @@ def counted(examples: Examples) -> Examples:
         return examples
     arrays = keras.tree.flatten(tuple(examples))
     if any(len(array) != len(weight) for array in arrays):
-        return examples  # `Reader` refuses it
+        return examples  # `Reader` raises for it
     return examples.take(weight != 0)
 
 

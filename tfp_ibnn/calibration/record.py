@@ -11,17 +11,17 @@ from tfp_ibnn.calibration.candidates import Standing
 
 
 def to_json(value: Any) -> str:
-    """Return a value as JSON that every reader takes.
+    """Return a value as standard JSON.
 
     Args:
         value: of numbers, arrays, strings, dicts and lists; NaN and infinity become null, and
-            objects of other kinds their text.
+            other objects become their text.
     """
     return json.dumps(_plain(value), indent=2, allow_nan=False)
 
 
 def record_of(standing: Standing, scores: Mapping[str, float]) -> dict[str, Any]:
-    """Return what a report's JSON says of a candidate.
+    """Return the entry of a candidate in the JSON of a report.
 
     Args:
         standing: how the candidate compares with the others.

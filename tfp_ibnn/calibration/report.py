@@ -1,4 +1,4 @@
-"""The evidence: every candidate's scores, the one that was chosen, and why."""
+"""The evidence: the scores of every candidate, the chosen one, and why it was chosen."""
 
 import dataclasses
 import os
@@ -36,14 +36,14 @@ class Report:
 
     Args:
         candidates: all that were compared; the first is the model as it is.
-        dropped: why others were dropped on the way, by name.
+        dropped: why others were dropped, by name.
         output: what the model predicts.
         y: targets of the validation examples that candidates were scored on.
-        notes: what the model card says about the run, by name.
+        notes: facts about the run for the model card, by name.
         seed: of the ECE's floor, and of the split in `decide`.
         weight: how often each of these examples counts; None is once.
         groups: the example of each row of `y`, if examples have several rows, such as pixels.
-        scored: how many examples that are, in words; "" counts `y` and `groups`.
+        scored: the number of these examples, in words; "" counts `y` and `groups`.
 
     Attributes:
         chosen: the `Candidate` that was chosen.
@@ -93,24 +93,24 @@ class Report:
         """Return the scores on the validation examples on which the choice was made.
 
         Args:
-            all: print every row. By default those are printed that no other row matches in NLL,
-                passes and trainings, with the model as it is and the chosen one.
+            all: print every row. By default only the rows are printed that no other row matches in
+                NLL, passes and trainings, with the model as it is and the chosen one.
 
         Returns:
-            A `Table`: it prints as Markdown, `table.all()` prints every row, and `table[name]` is
-            the row of a candidate, printed or not, a dict with these keys:
+            A `Table`. It prints as Markdown, `table.all()` prints every row, and `table[name]` is
+            the row of a candidate, printed or not: a dict with these keys:
 
             - for a classifier "accuracy", "NLL" (nats), "Brier", "ECE" and "ECE floor", the ECE of
                 a perfectly calibrated model on as many examples; for a regression "RMSE", "NLL"
                 (nats), "CRPS" and "90 % coverage";
             - "T", the temperature; for a regression "scale" or "factor", of the standard deviation;
             - "behind best": how much larger the NLL is than the lowest, ± the standard error of the
-                difference, clustered by example where one has several rows, or "best";
-            - "passes": what a prediction takes, in passes of the model as it is, by multiply-adds;
-                what precedes the first noise runs once for all draws;
-            - "trainings": what its training took, in trainings of the model as it is;
-            - "MB": the memory of its weights, and of all that a posterior holds;
-            - "seconds" that fitting and training took.
+                difference, clustered by example if it has several rows, or "best";
+            - "passes": cost of a prediction in passes of the model as it is, by multiply-adds;
+                layers before the first noise run once for all draws;
+            - "trainings": cost of its training, in trainings of the model as it is;
+            - "MB": the memory of its weights, and of everything a posterior holds;
+            - "seconds": the time of fitting and training.
         """
         examples = self.scored or _count("validation", self.y, self.groups)
         caption = f"{examples}, on which the choice was made"
@@ -122,17 +122,17 @@ class Report:
         """Return the scores of all candidates on new examples.
 
         The chosen candidate and the model as it is are scored first. Ctrl-C ends the evaluation,
-        and a candidate that fails is left out: what is scored is returned.
+        and a candidate that fails is left out: the other scores are returned.
 
         Args:
             test: arrays (x, y) or (x, y, weight), or a dataset, as `calibrate` takes them; an
                 example of weight 2 counts as two.
-            minutes: after which no candidate but these two is started; None sets no limit.
+            minutes: time after which no other candidate is started; None sets no limit.
             verbose: print progress.
 
         Returns:
-            A `Table` with the keys of `table`, which prints its short form, and every row by
-            `.all()`; its caption names the candidates that are missing, and why.
+            A `Table` with the keys of `table`. It prints its short form, and `.all()` prints every
+            row; its caption names the candidates that are missing, and why.
         """
         end = deadline(minutes)
         say = printer(verbose)
@@ -159,12 +159,12 @@ class Report:
             verbose: print progress.
 
         Returns:
-            A dict with these keys, whose numbers are rounded to four places:
+            A dict with these keys; numbers are rounded to four decimals:
 
-            - "coverage of 90 % sets": the share of the truth in conformal sets, or intervals,
-                fitted to one half of the examples and scored on the other;
+            - "coverage of 90 % sets": how often conformal sets, or intervals, contain the truth;
+                they are fitted to one half of the examples and scored on the other;
             - "share answered at 1 % error": for a classifier, the share of the examples that it can
-                answer with an error of at most 1 %, if it passes on the others;
+                answer with an error of at most 1 %, if it refuses the others;
             - "left out": why one of these is missing, such as too few examples;
             - "OOD AUROC against NAME", for each of `ood`: how well the entropy, or for a regression
                 the epistemic variance, separates it from the examples;
@@ -216,7 +216,7 @@ class Report:
 
         Returns:
             A sentence with both accuracies, or RMSEs; "" unless the paired difference, on the
-            examples of the selection, is beyond its 95 % margin.
+            examples of the selection, is beyond its 95% margin.
         """
         as_it_is = self.candidates[0]
         errors = (as_it_is.errors, self.chosen.errors)
@@ -227,7 +227,7 @@ class Report:
         if not scores:
             return ""
         untreated = [x.name for x in self.candidates if x.trial is as_it_is.trial]
-        # Those of `variants_as_it_is`, which come last, may be less accurate too.
+        # Those of `variants_as_it_is`, which come last, may also be less accurate.
         *_, remedy = untreated[: len(self.output.variants)]
         return (
             f"But it is less accurate than the model as it is: {scores}. If accuracy matters more "
@@ -242,11 +242,11 @@ class Report:
     def plot(self) -> Any:
         """Return a figure of what each candidate costs and gains, and of the calibration.
 
-        Left, the NLL of each candidate against the passes of a prediction, with the standard error
-        of its difference from the best. Named are the chosen one, the model as it is, and those
-        that no other one matches in NLL, passes and trainings, joined by a line. Right, the
-        calibration before and after: accuracy against confidence, where the area of a dot is the
-        share of the examples; for a regression the share of targets in central intervals minus
+        Left: the NLL of each candidate against the passes of a prediction, with the standard error
+        of its difference from the best. Labels name the chosen one, the model as it is, and those
+        that no other one matches in NLL, passes and trainings, which a line joins. Right: the
+        calibration before and after, as accuracy against confidence, where the area of a dot is the
+        share of the examples; for a regression, as the share of targets in central intervals minus
         their probability, with a band of twice the standard error of a calibrated model.
 
         Returns:
@@ -261,7 +261,7 @@ class Report:
         return report_figure(self._standings(), panels, self.output, self.y, self.weight)
 
     def to_json(self, path: str | os.PathLike | None = None) -> str:
-        """Return all that the report holds as JSON, but for the models and the predictions.
+        """Return the report as JSON, without the models and the predictions.
 
         Args:
             path: of a file to write as well; None writes none.
@@ -270,7 +270,7 @@ class Report:
             An object, in which NaN and infinity are null, with these keys:
 
             - "chosen", the name of the candidate, and "reason", what `why` returns;
-            - "examples" that the choice was made on, "rows" of them, and "seed";
+            - "examples", the number that the choice was made on, their "rows", and "seed";
             - "candidates": a list of objects with "name", "scores" as in `table`, "parameter" (the
                 temperature, scale or factor), "behind best" with its "mean" and "standard error",
                 "undominated", "cost" with "passes", "trainings" and "megabytes", and "seconds";
@@ -302,8 +302,8 @@ class Report:
     def save(self, folder: str | os.PathLike) -> Path:
         """Write the chosen model and the evidence for it.
 
-        A file that cannot be written, such as on a full disk, costs one printed line, and the rest
-        is written; an older file of that name stays.
+        If a file cannot be written, such as on a full disk, a line is printed and the rest is
+        written; an older file of that name is kept.
 
         Returns:
             The folder, which is created if needed, with `model.keras`, `table.md`, `model_card.md`,
@@ -338,8 +338,8 @@ class Report:
         """Return the model card, in Markdown.
 
         Returns:
-            The reason for the choice, the whole table, what was dropped and why, `notes`, and the
-            versions of the packages.
+            The reason for the choice, the whole table, the dropped candidates and why, `notes`, and
+            the versions of the packages.
         """
         notes = {
             "decisions": "left out: `report.decide(test, ood)` was given no examples",

@@ -1,4 +1,4 @@
-"""From targets, weights and masks of examples to rows."""
+"""Conversion of the targets, weights and masks of examples to rows."""
 
 import math
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ from tfp_ibnn.likelihoods.several import output_names
 from tfp_ibnn.prediction.padding import output_masks
 
 _BATCH = 256
-"""How many examples to read at once, at most."""
+"""The largest number of examples to read at once."""
 _BLOCK = 2**22
-"""How many of their positions, at most."""
+"""The largest number of their positions."""
 
 
 class RowReader:
@@ -55,14 +55,14 @@ class RowReader:
     def check(self, examples: Examples, name: str) -> dict[str, int]:
         """Return how many positions of each output count, or raise.
 
-        Positions that a mask leaves out, and those of weight 0, do not count, and are not checked.
+        Masked positions and those of weight 0 do not count, and are not checked.
 
         Args:
             examples: with targets and weights as a user gives them.
-            name: what the user calls the data, for errors.
+            name: the name of the data in errors.
 
         Raises:
-            ValueError: for targets and weights that do not go with the outputs.
+            ValueError: for targets and weights that do not match the outputs.
         """
         totals = dict.fromkeys(self._output.parts, 0)
         for first, blocks in self._blocks(examples, name):
@@ -77,9 +77,9 @@ class RowReader:
 
         Args:
             examples: with targets and weights as a user gives them.
-            name: what the user calls the data, for errors.
-            most: the largest number of rows of an output; of more, some are drawn at random.
-            seed: of that choice.
+            name: the name of the data in errors.
+            most: the largest number of rows of an output; if there are more, a random sample.
+            seed: of that sample.
 
         Raises:
             ValueError: as `check` does.
@@ -108,7 +108,7 @@ class RowReader:
     def _blocks(
         self, examples: Examples, name: str
     ) -> Iterator[tuple[int, dict[str, "_Labelled"]]]:
-        """Yield a few examples at a time: the number of the first, and their outputs by name."""
+        """Yield a few examples at a time: the index of the first, and their outputs by name."""
         targets = self._output.split_given("y", examples.y)
         weights = self._output.split_given("sample_weight", examples.weight, for_all=True)
         whole = {}
@@ -174,14 +174,14 @@ class _RowsOfOutput(NamedTuple):
 
 
 class _Labelled(NamedTuple):
-    """One output of some examples, and what is known about it."""
+    """The targets, weights and mask of one output of some examples."""
 
     part: Likelihood
     y: np.ndarray
     weight: np.ndarray | None  # of each position
     mask: Any  # that of Keras, or None
     sizes: tuple[int, ...]  # the number of examples, and the sizes of the positions
-    what: str  # the output, for errors
+    what: str  # the name of the output in errors
 
     @property
     def positions(self) -> int:
@@ -221,7 +221,7 @@ class _Labelled(NamedTuple):
 
         Args:
             places: of `counted_places`.
-            first: the number of the first example.
+            first: the index of the first example.
         """
         weight = None
         if self.weight is not None:
@@ -247,7 +247,7 @@ def _sizes_of(
         part: what the output means.
         y: its targets.
         shape: of the output, with the number of examples.
-        what: what an error calls the data.
+        what: the name of the data in errors.
     """
     expected = shape
     forms = [shape]
@@ -265,12 +265,12 @@ def _sizes_of(
 
 
 def checked_targets(y: np.ndarray, output: Likelihood, what: str) -> np.ndarray:
-    """Return targets as a calibration takes them, or raise.
+    """Return targets in the form that calibration uses, or raise.
 
     Args:
         y: those of rows.
         output: what a row means.
-        what: what an error calls the data, such as "`train`".
+        what: the name of the data in errors, such as "`train`".
     """
     if output.is_classifier:  # of one label, or of classes
         labels = output.targets(y, what=f"With this loss, labels of {what}")
@@ -284,7 +284,7 @@ def _spread(values: np.ndarray, sizes: tuple[int, ...], what: str) -> np.ndarray
     Args:
         values: for each example, or some axes of positions.
         sizes: the number of examples, and the sizes of the positions.
-        what: what an error calls the data.
+        what: the name of the data in errors.
     """
     if values.ndim == len(sizes) + 1 and values.shape[-1] == 1:
         values = values[..., 0]
@@ -302,7 +302,7 @@ def _spread(values: np.ndarray, sizes: tuple[int, ...], what: str) -> np.ndarray
 
 
 def _joined_weight(weights: list[np.ndarray | None], counts: list[int]) -> np.ndarray | None:
-    """Return the weights of all rows, which have the same mean for each output."""
+    """Return the weights of all rows, rescaled to the same mean for each output."""
     if all(weight is None for weight in weights) or 0 in counts:
         return None
     filled = []

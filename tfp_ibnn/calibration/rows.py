@@ -1,4 +1,4 @@
-"""Rows: what is fitted to and scored where an example has several positions, answers or outputs."""
+"""Rows: what is fitted and scored if an example has several positions, labels or outputs."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,27 +10,27 @@ from tfp_ibnn.data.examples import Examples
 from tfp_ibnn.likelihoods import Likelihood
 
 _BATCH = 256
-"""How many examples are predicted at once, at most."""
+"""The largest number of examples that are predicted at once."""
 _BLOCK = 2**23
-"""How many numbers all draws of such a batch have, at most."""
+"""The largest size of all draws of such a batch."""
 
 Draw = Callable[[Any], Mapping[str, np.ndarray]]
-"""Gives the outputs by name for inputs: (examples, draws, positions..., width)."""
+"""Returns the outputs by name for inputs: (examples, draws, positions..., width)."""
 
 
 class Rows:
     """The inputs of examples, each of which has several rows.
 
-    A row is a position of an output, such as a pixel or a step, or one of several answers. It
-    stands in `Examples` for the inputs; targets, weights and predictions are then those of rows.
-    Rows can be indexed as an array can.
+    A row is a position of an output, such as a pixel or a step, or one of several labels. `Rows`
+    take the place of the inputs in `Examples`; targets, weights and predictions are then per row.
+    Rows can be indexed like an array.
 
     Args:
         inputs: of the examples, an array or any structure of arrays.
         output: the likelihood of all outputs.
         positions: how many positions each output has for an example, by name.
         index: (3, rows): the example, the place of the output among all, and the position in it.
-        share: of the positions that count, how many are rows; 1 is all of them.
+        share: the fraction of the positions that count that are rows; 1 is all of them.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Rows:
         return self._index[0]
 
     def some(self, most: int, seed: int) -> np.ndarray:
-        """Return the indices of at most so many rows of each output, drawn at random.
+        """Return the indices of a random sample of the rows of each output.
 
         Args:
-            most: rows of an output.
-            seed: of the choice.
+            most: the largest number of rows of an output.
+            seed: of the sample.
         """
         random = np.random.default_rng(seed)
         chosen = []
@@ -77,10 +77,10 @@ class Rows:
     def outputs(self, draw: Draw, draws: int) -> np.ndarray:
         """Return what a network returns for the rows, (rows, draws, width).
 
-        Examples are predicted a few at a time, and only what belongs to a row is kept.
+        Examples are predicted a few at a time, and only outputs that belong to a row are kept.
 
         Args:
-            draw: gives the outputs for inputs.
+            draw: returns the outputs for inputs.
             draws: how many draws it makes.
         """
         examples, local = np.unique(self.groups, return_inverse=True)
@@ -93,7 +93,7 @@ class Rows:
         parts = []
         for start, rows in zip(starts, rows_of_batches, strict=True):
             stop = start + size
-            # The last batch is filled up, since JAX would compile a smaller one anew.
+            # The last batch is filled up, since JAX would recompile for a smaller one.
             batch = np.resize(examples[start:stop], size)
             inputs = keras.tree.map_structure(lambda part, batch=batch: part[batch], self.inputs)
             outputs = draw(inputs)
@@ -104,7 +104,7 @@ class Rows:
         return in_batches[original_order]
 
     def _batch_size(self, draws: int, examples: int) -> int:
-        """Return how many examples to predict at once: of a few sizes, since JAX compiles each."""
+        """Return how many examples to predict at once, of a few sizes, since JAX compiles each."""
         enough = 1 << (examples - 1).bit_length()
         numbers = draws
         for name, part in self._output.parts.items():
@@ -139,11 +139,11 @@ class Rows:
 
 
 def drawn_places(count: int, most: int, random: np.random.Generator) -> np.ndarray:
-    """Return at most so many of a number of places, in order, drawn at random.
+    """Return a random sample of the numbers below a count, in order.
 
     Args:
         count: the number of places.
-        most: how many to return, at most.
+        most: the largest number to return.
         random: draws them.
     """
     if count <= most:
@@ -158,7 +158,7 @@ def groups_of(examples: Examples) -> np.ndarray | None:
 
 
 def of_rows(examples: Examples, values: np.ndarray) -> np.ndarray:
-    """Return what each row's example has; without `Rows`, the same values.
+    """Return the value of each row's example; without `Rows`, the same values.
 
     Args:
         examples: with or without `Rows`.
@@ -194,12 +194,12 @@ def every_nth(examples: Examples, every: int) -> Examples:
 
 
 def thinned(examples: Examples, most: int, seed: int) -> Examples:
-    """Return examples with at most so many rows of each output; without `Rows`, all of them.
+    """Return examples with a random sample of the rows of each output; without `Rows`, all of them.
 
     Args:
         examples: with or without `Rows`.
-        most: rows of an output.
-        seed: of the choice.
+        most: the largest number of rows of an output.
+        seed: of the sample.
     """
     if not isinstance(examples.x, Rows):
         return examples
@@ -213,7 +213,7 @@ def thinned(examples: Examples, most: int, seed: int) -> Examples:
 def strata_of(examples: Examples, output: Likelihood) -> np.ndarray:
     """Return the strata of examples, whole numbers: splits spread each of them evenly.
 
-    An example with several rows is of the stratum of its rarest class, or of its mean.
+    An example with several rows is in the stratum of its rarest class, or of its mean.
 
     Args:
         examples: with or without `Rows`.
@@ -238,7 +238,7 @@ def strata_of(examples: Examples, output: Likelihood) -> np.ndarray:
 
 
 def _rarest_classes(y: np.ndarray, groups: np.ndarray, count: int) -> np.ndarray:
-    """Return the rarest class in each of so many examples, by its place from the rarest on."""
+    """Return the rarest class in each of `count` examples, as its rank from the rarest."""
     frequency = np.bincount(y)
     order = np.argsort(frequency)
     place = np.argsort(order)
@@ -248,14 +248,14 @@ def _rarest_classes(y: np.ndarray, groups: np.ndarray, count: int) -> np.ndarray
 
 
 def _means(values: np.ndarray, groups: np.ndarray, count: int) -> np.ndarray:
-    """Return the mean of the rows of each of so many examples."""
+    """Return the mean of the rows of each of `count` examples."""
     rows = np.bincount(groups, minlength=count)
     sums = np.bincount(groups, weights=values, minlength=count)
     return sums / np.maximum(rows, 1)
 
 
 def row_width(output: Likelihood) -> int:
-    """Return how many numbers a network returns for a row, at most."""
+    """Return the largest number of values that a network returns for a row."""
     return max(part.row_shapes["outputs"][0] for part in output.parts.values())
 
 

@@ -51,48 +51,48 @@ def calibrate(
 
     What is compared depends on the effort; each candidate is also tried with a temperature:
 
-    - "seconds" trains nothing: the model as it is, of classes also with a scaling of each class;
-        your own candidates; MC dropout and MC batch normalization where it has such layers; noise
-        of one scale in all layers; and `Laplace` of the last layer;
-    - "minutes" also fine-tunes the model for at most a quarter of its epochs, as a control, and so
-        a Gaussian posterior of z (`NormalAffine`), each with a rate that decays to 0; and fits
-        `Laplace` of all weights;
-    - "trainings" also trains fresh networks for as long as the model: ensembles of 2, 3 and 5 with
-        the model itself as a member, SWAG along the first of these trainings, and a network trained
+    - "seconds" trains nothing: the model as it is, for classifiers also with a scaling of each
+        class; your own candidates; MC dropout and MC batch normalization if the model has such
+        layers; noise of one scale in all layers; and `Laplace` of the last layer;
+    - "minutes" also fine-tunes the model for at most a quarter of its epochs, as a control, and a
+        Gaussian posterior of z (`NormalAffine`) for as long, each with a learning rate that decays
+        to 0; and fits `Laplace` of all weights;
+    - "trainings" also trains fresh networks for as long as the model: ensembles of 2, 3 and 5 that
+        include the model itself, SWAG along the first of these trainings, and a network trained
         with noise from scratch.
 
-    Half of the validation data serves to fit temperatures and Laplace's prior precision, and to
+    Half of the validation data is used to fit temperatures and Laplace's prior precision, and to
     choose the best epoch; the other half to choose the cheapest candidate whose NLL is within one
-    standard error of the best. Below 1,000 validation examples both are done on all of them, by
-    five-fold cross-fitting.
+    standard error of the best. With fewer than 1,000 validation examples, all of them are used for
+    both, by five-fold cross-fitting.
 
     A regression with a squared loss becomes Gaussian, with a fitted standard deviation; one with a
     `GaussianHead` gets a factor for its standard deviations. The model itself is not changed.
-    Ctrl-C ends the training, not the comparison, and a candidate that fails costs a warning.
+    Ctrl-C ends the training, not the comparison. A candidate that fails is skipped with a warning.
 
     Args:
         model: a trained model with one output or several, (N, K) or (N, ..., K).
-        train: arrays (x, y) or (x, y, weight), a `tf.data.Dataset` or a `PyDataset`. Of several
-            outputs, y is a dict by their names, or a list in their order; so may be the weights.
+        train: arrays (x, y) or (x, y, weight), a `tf.data.Dataset` or a `PyDataset`. For several
+            outputs, y is a dict by name or a list in their order, and so may be the weights.
             For class weights, give each example the weight of its class.
-        validation: the same, of examples that the model was not trained on; one of weight 2 counts
-            as two. None takes a fifth of the training arrays, which is second best.
-        effort: "seconds" (the default), "minutes" or "trainings"; what each takes on this machine
-            is printed first.
-        minutes: after which nothing is fitted or trained any more; None sets no limit. It does not
-            raise the effort. What is left untried is printed, and listed in `report.dropped`.
-        candidates: further ones by name: posteriors over weights such as `DeepEnsemble`, fitted to
-            training data only, or Keras models, with the inputs and outputs of `model`.
+        validation: the same, with examples that the model was not trained on; one of weight 2
+            counts as two. None takes a fifth of the training arrays, which is second best.
+        effort: "seconds" (the default), "minutes" or "trainings"; how long each takes on this
+            machine is printed first.
+        minutes: time after which nothing more is fitted or trained; None sets no limit. It does not
+            raise the effort. Candidates left untried are printed, and listed in `report.dropped`.
+        candidates: your own candidates by name: posteriors over weights such as `DeepEnsemble`,
+            fitted to training data only, or Keras models, with the inputs and outputs of `model`.
         build: for "trainings", a function that returns a compiled, untrained network like `model`,
             for what a copy with new weights and a copy of its optimizer cannot repeat, such as
             pretrained weights. None makes such copies.
-        epochs: of the fine-tuning; it makes the effort at least "minutes". None takes a tenth of
-            those of the model, at least 3 and at most a quarter.
-        optimizer: of the fine-tuning; it makes the effort at least "minutes" too. None is the
-            model's own at a tenth of its rate. The posterior uses five times that.
-        loss: None takes the one that the model is compiled with.
-        samples: draws of a posterior, or of MC dropout, in a prediction.
-        batch_size: of training arrays; None is 32. Fresh networks should have the model's own.
+        epochs: number of epochs of fine-tuning; it raises the effort to at least "minutes". None
+            takes a tenth of those of the model, at least 3 and at most a quarter.
+        optimizer: for fine-tuning; it raises the effort to at least "minutes" too. None takes the
+            model's own at a tenth of its learning rate. The posterior uses five times that rate.
+        loss: a Keras loss; None takes the one that the model is compiled with.
+        samples: number of draws of a posterior, or of MC dropout, per prediction.
+        batch_size: of training arrays; None is 32. For fresh networks, give the model's own.
         seed: of the splits, the order of the examples, new weights and the draws.
         verbose: print progress, at least every ten seconds.
 
@@ -101,8 +101,9 @@ def calibrate(
     less accurate than the model as it is.
 
     Returns:
-        A `Report`: `model`, the `MonteCarlo` that was chosen, or `model_of(name)`; `table()`, the
-        scores of all candidates, or `evaluate(test)` on new data; `plot()`; `save(folder)`.
+        A `Report`. `model` is the chosen `MonteCarlo`, `model_of(name)` that of any candidate;
+        `table()` has the scores of all candidates, `evaluate(test)` those on new data. It also has
+        `plot()` and `save(folder)`.
 
     Raises:
         ValueError: for a model, data or candidates that cannot be used; the message says why.
@@ -176,7 +177,7 @@ def _effort(effort: Any, epochs: Any, optimizer: Any, build: Any) -> str:
 
 
 def _announce(training: Training, data: Validation, say: Callable[[str], None]) -> None:
-    """Report how many examples there are, and what the next lines mean."""
+    """Print how many examples there are, and what the next lines mean."""
     say(f"Training examples: {training.size:,}. Validation examples: {data.shares}.")
     say("Each NLL is of those to fit, at the temperature or scale that suits it best.")
     say("The first prediction and the first epoch of each kind take longer: they are compiled.")
@@ -189,14 +190,14 @@ def _compare(
     build: Callable[[], keras.Model] | None,
     start: float,
 ) -> Report:
-    """Compare all that an effort tries, and report it.
+    """Compare everything that an effort tries, and report it.
 
     Args:
         setting: what the candidates are made of.
-        effort: up to which methods are tried.
-        minutes: the limit of the time, for a message.
-        build: what makes fresh networks, if not a copy with new weights.
-        start: the `time.monotonic` at which all began.
+        effort: the last effort whose methods are tried.
+        minutes: the time limit, for a message.
+        build: makes fresh networks; None copies the model with new weights.
+        start: the `time.monotonic` at the start.
     """
     say = setting.say
     begun = time.monotonic()
@@ -249,7 +250,7 @@ def _report(
         trials: all that were made.
         setting: what they are made of.
         doubts: what is wrong with the model as it is.
-        is_interrupted: whether Ctrl-C has ended the training.
+        is_interrupted: whether Ctrl-C ended the training.
     """
     data = setting.data
     candidates = []
@@ -304,13 +305,13 @@ def _notes(
 def _candidates(
     trial: Trial, output: Likelihood, data: Validation, variants: Mapping[str, bool | str]
 ) -> list[Candidate]:
-    """Return what a trial gives with and without a fitted parameter.
+    """Return the candidates of a trial, with and without a fitted parameter.
 
     Args:
-        trial: what has been watched.
+        trial: one that has been watched.
         output: what its outputs mean.
         data: the examples to fit, and those to score.
-        variants: what is added to its name, and which parameter is fitted; see `Likelihood`.
+        variants: the suffix of each name, and which parameter is fitted; see `Likelihood`.
     """
     start = time.monotonic()
     kinds = variants.values()

@@ -1,4 +1,4 @@
-"""The model that a candidate becomes: its draws, each at the fitted parameter, averaged."""
+"""The model of a candidate: the average of its draws, each at the fitted parameter."""
 
 from typing import Any
 
@@ -20,8 +20,8 @@ def scaled_model(likelihood: Likelihood, inner: Any, parameter: Any, **options: 
     Args:
         likelihood: what the outputs mean.
         inner: a Keras model, or a posterior over weights.
-        parameter: the temperature, the scales or their factor, or those of each class, as
-            `likelihood.parameter` returns it.
+        parameter: the temperature, the scales or their factor, or those of each class, from
+            `likelihood.parameter`.
         **options: those of `MonteCarlo`.
     """
     network = inner.network if isinstance(inner, WeightPosterior) else inner
@@ -32,14 +32,14 @@ def scaled_model(likelihood: Likelihood, inner: Any, parameter: Any, **options: 
         scaling = keras.Model(inputs, scaled)
         inner = ScaledPosterior(inner, scaling)
     else:
-        # Not as a model of its own, which would lose the mask.
+        # Not as a separate model, which would lose the mask.
         scaled = _scaled(likelihood, outputs, parameter)
         inner = keras.Model(inner.input, scaled, name=inner.name)
     return MonteCarlo(inner, **likelihood.scaled_head, **options)
 
 
 def _scaled(likelihood: Likelihood, outputs: Any, parameter: Any) -> Any:
-    """Return symbolic outputs with the fitted parameters; of several, a dict of them."""
+    """Return symbolic outputs with the fitted parameters; for several, a dict of them."""
     outputs = likelihood.split(outputs)
     parameters = likelihood.split(parameter)
     scaled = {}
@@ -53,7 +53,7 @@ def _scaled_output(part: Likelihood, outputs: Any, parameter: Any) -> Any:
     if not part.is_classifier:
         return part.scaled(outputs, parameter)
     in_full_precision = keras.layers.Identity(dtype="float32")
-    if outputs.shape[-1:] != part.row_shapes["outputs"]:  # several answers of yes or no
+    if outputs.shape[-1:] != part.row_shapes["outputs"]:  # several binary labels
         return part.scaled(in_full_precision(outputs), float(parameter))
     inputs = keras.Input(outputs.shape[1:])
     cast = in_full_precision(inputs)

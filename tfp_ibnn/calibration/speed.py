@@ -1,4 +1,4 @@
-"""What each effort takes on this machine, from the times of a few batches."""
+"""Estimates of the time of each effort on this machine, from a few timed batches."""
 
 import time
 from collections.abc import Callable
@@ -18,17 +18,17 @@ from tfp_ibnn.calibration.untrained_noise import SCALES
 from tfp_ibnn.conversion.copying import copy_of
 
 NOISE = 2.0
-"""What noise on the inputs of layers multiplies the time of a training by, that to compile too."""
+"""The factor by which noise on the inputs of layers slows training and its compilation."""
 TIMED = 1.0
-"""About how many seconds the timed steps take, and the timed passes."""
+"""About how many seconds the timed steps and the timed passes take."""
 
 _NOISY = (keras.layers.Dropout, keras.layers.BatchNormalization)
-"""Layers whose noise in training is a candidate."""
+"""Layers whose training noise is a candidate."""
 _ROWS = 256  # of the smallest prediction
 
 
 class Work(NamedTuple):
-    """How much there is of each kind of work; or, of a machine, the seconds of one of each."""
+    """The amount of each kind of work; or, for a machine, the seconds of one unit of each."""
 
     predictions: float = 0.0  # that are compiled
     rows: float = 0.0  # passes of one example
@@ -38,10 +38,10 @@ class Work(NamedTuple):
     steps: float = 0.0
 
     def seconds(self, of_one: "Work") -> float:
-        """Return what all of it takes.
+        """Return the time that all of it takes.
 
         Args:
-            of_one: the seconds of one of each kind.
+            of_one: the seconds of one unit of each kind.
         """
         return sum(count * each for count, each in zip(self, of_one, strict=True))
 
@@ -49,7 +49,7 @@ class Work(NamedTuple):
         """Return this work and some more.
 
         Args:
-            other: what is added.
+            other: the work to add.
             times: how often; 1 by default.
         """
         return Work(*[count + times * more for count, more in zip(self, other, strict=True)])
@@ -109,9 +109,9 @@ def sizes_of(setting: Setting) -> Sizes:
 
 
 def work_of(sizes: Sizes) -> dict[str, Work]:
-    """Return the work of each effort, which includes that of those before.
+    """Return the work of each effort, including that of the efforts before.
 
-    Without `model_epochs` there is none of "trainings".
+    Without `model_epochs`, "trainings" is missing.
     """
     seconds = _untrained(sizes)
     minutes = seconds.plus(_fine_tuned(sizes))
@@ -164,11 +164,11 @@ def _trained_anew(sizes: Sizes) -> Work:
 
 
 def seconds_of_one(trial: Trial, first_seconds: float, setting: Setting) -> Work:
-    """Return what each kind of work takes on this machine, by timing some of it.
+    """Return the time of each kind of work on this machine, by timing some of it.
 
     Args:
         trial: the model as it is, which has been watched.
-        first_seconds: what that took, with all that was compiled for it.
+        first_seconds: the time that this took, including compilation.
         setting: the data, and how to train.
     """
     row = _seconds_of_row(trial, setting)
@@ -187,7 +187,7 @@ def seconds_of_one(trial: Trial, first_seconds: float, setting: Setting) -> Work
 
 
 def _seconds_of_row(trial: Trial, setting: Setting) -> float:
-    """Return the time of a pass of one example, without what a prediction takes by itself."""
+    """Return the time of a pass of one example, without the overhead of a prediction."""
     every = np.arange(setting.data.fit.size)
 
     def draw(count: int) -> float:
@@ -202,7 +202,7 @@ def _seconds_of_row(trial: Trial, setting: Setting) -> float:
 
 
 def _seconds_of_training(setting: Setting) -> Work:
-    """Return the time to compile a step, of a step, and of an epoch beside its steps."""
+    """Return the times of compiling a step, of a step, and of an epoch besides its steps."""
     network = copy_of(setting.model)
     optimizer = setting.optimizer or getattr(setting.model, "optimizer", None)
     if optimizer is None:
@@ -230,18 +230,18 @@ def _train(network: keras.Model, training: Training, steps: int) -> None:
 
 
 def announce_times(trial: Trial, setting: Setting, start: float, first_seconds: float) -> float:
-    """Print what each effort would take, and return the seconds of a training of the model.
+    """Print how long each effort would take, and return the seconds of a training of the model.
 
     Args:
         trial: the model as it is, which has been watched.
         setting: what the candidates are made of.
-        start: the `time.monotonic` at which all began.
-        first_seconds: what it took to make and watch the trial.
+        start: the `time.monotonic` at the start.
+        first_seconds: the time to make and watch the trial.
     """
     with Heartbeat("timing a few batches", setting.say):
         try:
             of_one = seconds_of_one(trial, first_seconds, setting)
-        except Exception as error:  # whatever keeps the model from being trained
+        except Exception as error:  # anything may keep the model from being trained
             setting.say(f"What each effort takes is unknown, since a step failed: {error}")
             return 0.0
     sizes = sizes_of(setting)
@@ -261,7 +261,7 @@ def _timed(function: Callable[[], Any]) -> float:
 
 
 def in_words(seconds: float) -> str:
-    """Return a time as people say it: 20 s, 3 min, 2 h."""
+    """Return a time in readable units: 20 s, 3 min, 2 h."""
     if seconds < 100:
         return f"{max(1, round(seconds))} s"
     if seconds < 6000:

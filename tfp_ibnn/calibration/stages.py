@@ -13,15 +13,15 @@ from tfp_ibnn.likelihoods import Likelihood
 def run_stages(
     stages: Mapping[str, Sequence[Method]], trials: list[Trial], setting: Setting
 ) -> bool:
-    """Add the trials of all methods, score what is not trained, and train the rest.
+    """Add the trials of all methods, score those that are not trained, and train the rest.
 
     Args:
-        stages: the methods of each effort, in order, but for the first one of all.
-        trials: that of the first method, which has been scored; the others are added to it.
+        stages: the methods of each effort, in order, except the very first one.
+        trials: that of the first method, which has been scored; the others are appended.
         setting: what they are made of.
 
     Returns:
-        Whether Ctrl-C ended it; what was done before stays.
+        Whether Ctrl-C ended the comparison; what was done before is kept.
     """
     data = setting.data
     try:
@@ -48,8 +48,8 @@ def mark_untried(
 
     Args:
         trials: all that were made.
-        minutes: the limit of the time; None if there was none, or Ctrl-C ended it.
-        say: takes a line.
+        minutes: the time limit; None if there was none, or if Ctrl-C ended the run.
+        say: prints a line.
     """
     untried = [trial for trial in trials if math.isinf(trial.nll) and not trial.fate]
     for trial in untried:
@@ -60,7 +60,7 @@ def mark_untried(
 
 
 def _with_heartbeat(methods: Iterable[Method], setting: Setting) -> Iterator[Trial]:
-    """Yield the trials of methods, some of which take long to make, or fail."""
+    """Yield the trials of methods, some of which may take a long time to make, or fail."""
     for method in methods:
         label = method.__name__.replace("_", " ")
         remaining = _trials_of(method, label, setting)
@@ -73,7 +73,7 @@ def _with_heartbeat(methods: Iterable[Method], setting: Setting) -> Iterator[Tri
 
 
 def _trials_of(method: Method, label: str, setting: Setting) -> Iterator[Trial]:
-    """Yield the trials of a method; if it fails, one that is left out instead of the rest."""
+    """Yield the trials of a method; if it fails, yield one that is left out."""
     try:
         yield from method(setting)
     except Exception as error:
@@ -95,7 +95,7 @@ def _try(trial: Trial, setting: Setting) -> None:
 def _check_name(trial: Trial, trials: Iterable[Trial], output: Likelihood, stage: str) -> None:
     """Refuse a candidate of the user that has the name of another trial.
 
-    Later, after work has been done, it is the other trial that is left out.
+    After the first effort, the other trial is left out instead.
     """
     suffixes = [*output.variants, *output.variants_as_it_is]
     for other in trials:

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 _SHORT = ("passes", "trainings", "MB")
-"""Columns whose numbers have three digits."""
+"""Columns that show three significant digits."""
 
 
 @dataclasses.dataclass(repr=False)
 class Table:
-    """Scores of all candidates; those worth a look print as Markdown, with the chosen one in bold.
+    """Scores of all candidates; the main ones print as Markdown, with the chosen one in bold.
 
     Args:
         caption: the line above the table.

@@ -1,4 +1,4 @@
-"""What is compared: trials, and the setting that methods make them of."""
+"""Trials, which are compared, and the setting that methods make them from."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ from tfp_ibnn.weights import WeightPosterior
 
 
 class OutOfTime(Exception):
-    """There is no time left for a trial, or not enough."""
+    """There is not enough time left for a trial."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -27,16 +27,16 @@ class Trial:
 
     Args:
         name: the name of its candidate in the table.
-        engine: what draws its predictions; None if there is a `fate`.
+        engine: draws its predictions; None if there is a `fate`.
         trained: whether it is to be trained.
-        seconds: the time it took so far.
-        trainings: what its training took so far, in trainings of the model: the share of the
+        seconds: the time it has taken so far.
+        trainings: the cost of its training so far, in trainings of the model: the share of the
             model's epochs for which it was fine-tuned, or the number of fresh networks. The model
-            itself counts nothing, since it is there already.
-        epochs: after which it was best; 0 before any.
+            itself does not count, since it exists already.
+        epochs: the epoch after which it was best; 0 before any.
         stopped: whether its training has ended.
         fate: why it is not compared any more; "" while it is.
-        states: those to try, the best of which counts; if it is trained, the one to start from.
+        states: the states to try, the best of which counts; if it is trained, the initial one.
     """
 
     name: str
@@ -70,10 +70,10 @@ class Trial:
         return nll
 
     def watch(self, data: Validation, output: Likelihood) -> float:
-        """Score the present state; note whether it is the best, and the best without each fold.
+        """Score the current state; record whether it is the best, and the best without each fold.
 
         The NLL is that at a fitted temperature: noise must not be chosen for what a temperature
-        can do as well.
+        also does.
 
         Args:
             data: the examples to fit, and their folds.
@@ -128,7 +128,7 @@ class Trial:
 
 
 class Setting(NamedTuple):
-    """What the trials are made of."""
+    """What the trials are made from."""
 
     model: keras.Model
     output: Likelihood
@@ -148,7 +148,7 @@ class Setting(NamedTuple):
 
 
 Method = Callable[[Setting], Iterable[Trial]]
-"""What gives the trials of a setting."""
+"""A function that returns the trials of a setting."""
 
 
 def deadline(minutes: float | None) -> float:
@@ -159,14 +159,14 @@ def deadline(minutes: float | None) -> float:
 
 
 def attempt(name: str, make: Callable[[], Trial], setting: Setting) -> Trial:
-    """Return what `make` does; if it fails, a trial that is left out.
+    """Return what `make` returns; if it fails, a trial that is left out.
 
-    After the end of the time it is not called, and the trial has neither an engine nor a fate.
+    After the time limit it is not called, and the trial has neither an engine nor a fate.
 
     Args:
-        name: of the trial, where there is no other.
+        name: of the trial, if `make` does not return one.
         make: returns the trial; its errors affect no other trial.
-        setting: has the end of the time.
+        setting: has the time limit.
     """
     trial = Trial(name)
     if time.monotonic() > setting.end:

@@ -1,4 +1,4 @@
-"""What is not trained: the model as it is, candidates of the user, MC dropout, Laplace."""
+"""Candidates without training: the model as it is, those of the user, MC dropout, Laplace."""
 
 import functools
 import time
@@ -18,11 +18,11 @@ EXAMPLES = 10_000
 FULL = 2_000
 """The largest number of weights for which a last layer gets a full covariance."""
 MOST_WEIGHTS = 1_000_000
-"""A network of more weights is too slow for `Laplace` of all weights."""
+"""The largest number of weights for `Laplace` of all weights, which is too slow above."""
 MOST_OUTPUTS = 100
-"""A network of more outputs is too slow for `Laplace` of all weights."""
+"""The largest number of outputs for `Laplace` of all weights, which is too slow above."""
 PRIOR_FACTORS = (1, 10, 100, 1000)
-"""Of the prior precision: that of the marginal likelihood is too low for overfitted networks."""
+"""Factors of the prior precision: the marginal likelihood's is too low for overfitted networks."""
 
 
 def as_it_is(setting: Setting) -> Iterator[Trial]:
@@ -111,7 +111,7 @@ def _fitted_laplace(setting: Setting, examples: Examples, subset: str, structure
         structure,
         # The larger prior precisions are compared as states.
         prior_precision="marglik",
-        # A temperature below 1 makes up for the examples that are not used.
+        # A temperature below 1 compensates for the examples that are not used.
         temperature=len(examples.y) / setting.training.size,
         **setting.output.head,
     )

@@ -1,4 +1,4 @@
-"""Noise in the trained network, which nothing is trained for."""
+"""Noise added to the trained network, without training."""
 
 import functools
 import time
@@ -20,13 +20,13 @@ from tfp_ibnn.prediction.batch_norm import BATCH_SIZE, BatchStatistics, batch_no
 SCALES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 """The standard deviations of the noise that are tried."""
 SCREENED = 512
-"""The largest number of examples on which all of them are tried, where others score the choice."""
+"""The largest number of examples on which all scales are tried, if others score the choice."""
 
 
 def noise(setting: Setting) -> Iterator[Trial]:
-    """Give the model with Gaussian noise of mean one on the inputs of its layers, all of one scale.
+    """Give the model with Gaussian noise of mean one and one scale on the inputs of all layers.
 
-    The scale is that of `SCALES` with the least NLL on the examples to fit, or on every n-th of
+    The scale is the one of `SCALES` with the lowest NLL on the examples to fit, or on every n-th of
     them. With cross-fitting all scales are states, since the best may differ from fold to fold.
     """
     yield attempt("noise", functools.partial(_noise, setting), setting)
@@ -41,7 +41,7 @@ def _noise(setting: Setting) -> Trial:
         train_size=setting.training.size,
         seed=setting.seed,
     )
-    with warnings.catch_warnings(action="ignore"):  # layers that take no noise, say
+    with warnings.catch_warnings(action="ignore"):  # of layers that take no noise
         engine = Engine(make, setting.samples, seed=setting.seed)
     states = _states_by_scale(engine)
     if setting.data.folds is None:
@@ -67,7 +67,7 @@ def _states_by_scale(engine: Engine) -> list[State]:
 
 
 def _best_state(states: list[State], engine: Engine, setting: Setting) -> State:
-    """Return the state with the least NLL on some of the examples to fit, at its temperature."""
+    """Return the state with the lowest NLL on some examples to fit, at its best temperature."""
     examples = setting.data.fit
     every = -(-examples.size // SCREENED)
     screened = every_nth(examples, every)

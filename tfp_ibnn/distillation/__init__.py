@@ -1,3 +1,3 @@
-"""From many networks to one: a posterior in a single pass."""
+"""Distillation of a posterior or an ensemble into a single-pass network."""
 
 from tfp_ibnn.distillation.distill import distill as distill

@@ -1,4 +1,4 @@
-"""Distill a posterior, or an ensemble, into a network of one pass."""
+"""Distill a posterior or an ensemble into a single-pass network."""
 
 import math
 import time
@@ -24,9 +24,9 @@ from tfp_ibnn.likelihoods.base import with_rank
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 
 _HOTTEST = 10.0
-"""The temperature at which a likelihood begins to be fitted."""
+"""The temperature at which the fit of `loss="likelihood"` starts."""
 _RATE = 1e-3
-"""The learning rate of the default optimizer, from which it falls to 0 by half a cosine."""
+"""The initial learning rate of the default optimizer; it falls to 0 by half a cosine."""
 
 
 def distill(
@@ -44,50 +44,49 @@ def distill(
     verbose: Any = "auto",
     minutes: float | None = None,
 ) -> MonteCarlo:
-    """Return a network of one pass that predicts what many sampled networks do, and its spread.
+    """Train one network to predict the mean and the spread of many sampled networks in one pass.
 
-    The student has the teacher's `mean`, `aleatoric` and `epistemic`, in closed form. It is trained
-    to the teacher's predictions, not to labels:
+    The student predicts `mean`, `aleatoric` and `epistemic` in closed form. It is trained on the
+    teacher's predictions, not on labels:
 
     - for classes and labels, it predicts a Dirichlet distribution of their probabilities (ensemble
-      distribution distillation, arXiv 1905.00076), see `likelihoods.Dirichlet` and `Beta`;
-    - for numbers, a Gaussian of the means of draws, and the mean variance of their noise: see
-      `likelihoods.SpreadGaussian` and `SpreadPoint`.
+      distribution distillation, arXiv 1905.00076): see `likelihoods.Dirichlet` and `Beta`;
+    - for numbers, it predicts a Gaussian of the means of draws, and the mean variance of their
+      noise: see `likelihoods.SpreadGaussian` and `SpreadPoint`.
 
-    A student learns what the teacher does not know from inputs of which the teacher is unsure: the
-    training data alone hold few. Give further inputs without labels, or `augment`.
+    A student learns the teacher's uncertainty from inputs that the teacher is unsure about. The
+    training data alone contain few of them: give further inputs without labels, or `augment`.
 
     Args:
         teacher: a `MonteCarlo`, or a model or posterior that it takes.
-        data: inputs, or (inputs, targets), of which targets are not used: arrays, or a dataset of
-            batches that can be read again, a `tf.data.Dataset` or a `PyDataset`.
+        data: inputs, or (inputs, targets), whose targets are not used: arrays, or a dataset of
+            batches that can be read more than once, a `tf.data.Dataset` or a `PyDataset`.
         student: a network, which is trained in place. Its outputs are those of the likelihood, or
-            else features, on which two heads are put. None takes a copy of the teacher's network at
-            the posterior mean, with a second head; its mean is at first that of this network.
+            features, to which two heads are added. None takes a copy of the teacher's network at
+            the posterior mean, with a second head; at first it predicts the mean of this network.
         augment: a Keras layer or model that changes a batch of inputs at random, for teacher and
             student alike.
-        loss: "moments" is lowest where mean and epistemic uncertainty are the teacher's;
-            "likelihood", for classes and labels, is minus the log-density of the teacher's draws
-            under the student's distribution, the loss of the paper: the logits of both are divided
-            by a temperature that falls from 10 to 1 over the first half of the epochs. For numbers
-            the two are the same.
+        loss: "moments" is lowest where mean and epistemic uncertainty equal the teacher's;
+            "likelihood", for classes and labels, is the negative log-density of the teacher's draws
+            under the student's distribution, as in the paper: the logits of both are divided by a
+            temperature that falls from 10 to 1 over the first half of the epochs. For numbers the
+            two losses are the same.
         samples: number of the teacher's draws. None takes all of them for arrays without `augment`,
-            which the teacher sees once; otherwise new ones in each step, at most 32.
-        epochs: passes over the data; 0 returns the student as it begins.
-        optimizer: what `keras.optimizers.get` takes; None takes Adam, at a rate that falls from
-            1e-3 to 0.
-        batch_size: for arrays.
+            which the teacher predicts once; otherwise it takes new ones in each step, at most 32.
+        epochs: passes over the data; 0 returns the untrained student.
+        optimizer: what `keras.optimizers.get` takes; None takes Adam, at a learning rate that
+            falls from 1e-3 to 0.
+        batch_size: batch size for arrays.
         seed: of the order of the data, and of the teacher's draws.
         verbose: 1 shows progress, 0 nothing; "auto" is 1.
-        minutes: after which no further step starts; None sets no limit.
+        minutes: time after which no further step starts; None sets no limit.
 
     Returns:
-        A `MonteCarlo` of the student with one sample: its `predict`, `evaluate`, `save` and
-        `export` are those of the teacher, and `Conformal` and `OODDetector` take it. The Keras
-        model inside is its `inner`.
+        A `MonteCarlo` of the student with one sample. It has `predict`, `evaluate`, `save` and
+        `export`, and `Conformal` and `OODDetector` take it. Its `inner` is the Keras model.
 
     Raises:
-        ValueError: If the teacher has one draw alone or several outputs, or the loss is not finite.
+        ValueError: If the teacher has only one draw or several outputs, or the loss is not finite.
 
     Example:
         >>> import keras, numpy as np, tfp_ibnn as ibnn
@@ -139,17 +138,17 @@ def _checked_teacher(teacher: Any, samples: int | None) -> MonteCarlo:
     is_single = 1 in (teacher.samples, samples)
     if is_single and not teacher.likelihood.predicts_epistemic:
         raise ValueError(
-            f"`teacher` makes one prediction alone, without uncertainty about it: its model "
+            f"`teacher` has a single draw, so no epistemic uncertainty: its model "
             f"{teacher.inner.name!r} has no posterior, or `samples` is 1."
         )
     return teacher
 
 
 class _Lessons(keras.Model):
-    """A student that is trained to a teacher's predictions, in the place of targets.
+    """A student that is trained on a teacher's predictions instead of targets.
 
-    A copy of the teacher's network is trained as it predicts: without dropout and random changes of
-    its own, with the averages of batch normalization. It sees what the teacher sees.
+    A copy of the teacher's network is trained in inference mode: without dropout and random
+    augmentation, with the averages of batch normalization. It sees the same inputs as the teacher.
     """
 
     def __init__(self, student: Student) -> None:
@@ -196,7 +195,7 @@ def _mean(losses: Tensor, mask: Tensor | None) -> Tensor:
 def _train(
     student: Student, transfer: Transfer, optimizer: Any, epochs: int, end: float, verbose: Any
 ) -> None:
-    """Train a student, until all epochs are done or the time is up."""
+    """Train a student until all epochs are done or the time is up."""
     is_default = optimizer is None
     optimizer = keras.optimizers.Adam(_RATE) if is_default else keras.optimizers.get(optimizer)
     lessons = _Lessons(student)
@@ -217,7 +216,7 @@ def _train(
             loss = _train_one_epoch(lessons, transfer, epoch, end, verbose)
             if not math.isfinite(loss):
                 raise ValueError(
-                    f"The loss is {loss} after epoch {epoch + 1}: give a lower learning rate, such "
+                    f"The loss is {loss} after epoch {epoch + 1}: use a lower learning rate, such "
                     "as optimizer=keras.optimizers.Adam(1e-4), and check the inputs."
                 )
 

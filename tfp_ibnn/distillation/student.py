@@ -1,4 +1,4 @@
-"""The network of one pass: its two heads, and what they begin with."""
+"""The student: a network with two heads, and their initial values."""
 
 from typing import Any, NamedTuple
 
@@ -35,7 +35,7 @@ _KINDS: dict[type[Likelihood], type[SecondOrder]] = {
     Point: SpreadPoint,
     SpreadPoint: SpreadPoint,
 }
-"""What the students of teachers say, by the likelihood of the teacher."""
+"""The likelihood of a student, by that of its teacher."""
 
 
 class Student(NamedTuple):
@@ -43,14 +43,14 @@ class Student(NamedTuple):
 
     network: keras.Model
     likelihood: SecondOrder
-    second_head: layers.Dense | None = None  # None if the network has outputs of its own
+    second_head: layers.Dense | None = None  # None if the network has its own
     is_copy: bool = False  # of the teacher's network
 
     def begin(self, teacher: dict[str, Tensor]) -> None:
         """Set the second head to the constant that fits a teacher's prediction best.
 
         Args:
-            teacher: the dict of `MonteCarlo` for some examples.
+            teacher: the dict that `MonteCarlo` returns for some examples.
         """
         if self.second_head is not None:
             start = self.likelihood.start(teacher)
@@ -58,13 +58,13 @@ class Student(NamedTuple):
 
 
 def student_kind(likelihood: Likelihood) -> type[SecondOrder]:
-    """Return what a student of a teacher with this likelihood says, or raise."""
+    """Return the likelihood of a student for a teacher with this one, or raise."""
     for kind, of_student in _KINDS.items():
         if isinstance(likelihood, kind):
             return of_student
     raise ValueError(
         "`teacher` must predict one output of classes, labels or numbers; its likelihood is "
-        f"{type(likelihood).__name__}. Distill each of several outputs alone: "
+        f"{type(likelihood).__name__}. Distill several outputs one at a time: "
         "keras.Model(model.inputs, output)."
     )
 
@@ -73,15 +73,15 @@ def copied_student(teacher: MonteCarlo, likelihood: SecondOrder) -> Student:
     """Return a copy of the teacher's network at its posterior mean, with a second head.
 
     Args:
-        teacher: whose network is copied.
-        likelihood: what the student says.
+        teacher: the one whose network is copied.
+        likelihood: that of the student.
     """
     network = copy_of(without_uncertainty(teacher))
     graph = functional_graph(network)
     if graph is None:
         raise ValueError(
-            f"The network of `teacher`, {network.name!r}, has a `call` of its own: give `student`, "
-            "a Keras model of the same inputs that returns features (N, d)."
+            f"The network of `teacher`, {network.name!r}, has its own `call`: give `student`, a "
+            "Keras model with the same inputs that returns features (N, d)."
         )
     features = _features(graph)
     first = _logits(network, teacher.likelihood)
@@ -94,7 +94,7 @@ def given_student(network: Any, likelihood: SecondOrder) -> Student:
 
     Args:
         network: a built Keras model.
-        likelihood: what the student says.
+        likelihood: that of the student.
     """
     if not isinstance(network, keras.Model) or not network.built:
         raise ValueError(f"`student` must be a built Keras model; got {network!r}.")
@@ -106,8 +106,8 @@ def given_student(network: Any, likelihood: SecondOrder) -> Student:
     end = own_activation(output_call(network)[0])
     if end in ("softmax", "sigmoid"):
         raise ValueError(
-            f"`student`, {network.name!r}, ends in a {end}: give it without its last layer, whose "
-            f"inputs are features, or with {likelihood.width} outputs without an activation."
+            f"`student`, {network.name!r}, ends in a {end}: give it without its last layer, "
+            f"so that it returns features, or with {likelihood.width} outputs and no activation."
         )
     (outputs,) = graph.outputs
     if outputs.shape[-1] == likelihood.width:
@@ -122,7 +122,7 @@ def given_student(network: Any, likelihood: SecondOrder) -> Student:
 def _with_second_head(
     network: keras.Model, first: Tensor, features: Tensor, likelihood: SecondOrder
 ) -> Student:
-    """Return a student whose second head, of features, is constant at first."""
+    """Return a student whose second head, on features, is constant at first."""
     dtype = checks.full_precision(first.dtype)
     head = layers.Dense(likelihood.head_size, kernel_initializer="zeros", dtype=dtype)
     outputs = likelihood.joined(first, head(features))
@@ -131,7 +131,7 @@ def _with_second_head(
 
 
 def _features(graph: keras.Model) -> Tensor:
-    """Return what the last layer with weights sees, or the outputs if that has other positions."""
+    """Return the input of the last layer with weights; if its positions differ, the outputs."""
     (outputs,) = graph.outputs
     layer, node = keras_internals.origin(outputs)
     while len(node.input_tensors) == 1:
@@ -146,7 +146,7 @@ def _features(graph: keras.Model) -> Tensor:
 
 
 def _logits(network: keras.Model, likelihood: Likelihood) -> Tensor:
-    """Return the logits of a classifier, whose last activation is taken away, or the numbers."""
+    """Return the logits of a classifier, whose last activation is removed, or the numbers."""
     (outputs,) = functional_graph(network).outputs
     if not likelihood.is_classifier or likelihood.from_logits:
         return outputs

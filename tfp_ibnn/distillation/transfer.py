@@ -1,4 +1,4 @@
-"""What a student learns from: inputs, and a teacher's predictions for them."""
+"""The training data of a student: inputs, and a teacher's predictions for them."""
 
 import warnings
 from collections.abc import Iterator
@@ -13,28 +13,28 @@ from tfp_ibnn.data.examples import Examples, as_array
 from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 
 _AT_ONCE = 32
-"""The draws of a teacher that runs in every step."""
+"""The number of draws of a teacher that runs in every step."""
 
 Lesson = tuple[Any, dict[str, Any]]
 """A batch of inputs, and the teacher's prediction for it."""
 
 
 class Transfer(Protocol):
-    """Gives the lessons of each epoch."""
+    """The lessons of each epoch."""
 
     count: int
-    """How many there are in an epoch; 0 or less if that is unknown."""
+    """The number of lessons in an epoch; 0 or less if unknown."""
 
     def epoch(self, number: int) -> Iterator[Lesson]:
         """Yield the lessons of an epoch."""
 
 
 class StoredTransfer:
-    """Arrays, which the teacher sees once.
+    """Arrays, which the teacher predicts once.
 
     Args:
-        teacher: predicts by all of its draws.
-        examples: whose inputs are used.
+        teacher: predicts with all of its draws.
+        examples: those whose inputs are used.
         batch_size: of a lesson.
         seed: of the order, which differs in each epoch.
         verbose: 1 shows the progress of the teacher.
@@ -50,7 +50,7 @@ class StoredTransfer:
         self.count = -(-examples.size // batch_size)
 
     def epoch(self, number: int) -> Iterator[Lesson]:
-        """Yield the lessons of an epoch, in an order of its own."""
+        """Yield the lessons of an epoch, in its own order."""
         examples = self._examples
         for index in _shuffled(examples.size, self._batch_size, self._seed, number):
             prediction = {name: part[index] for name, part in self._predictions.items()}
@@ -61,8 +61,8 @@ class LiveTransfer:
     """Inputs that differ in each epoch, for which the teacher draws new networks in each step.
 
     Args:
-        teacher: predicts by some of its draws.
-        data: `Examples`, or a dataset that can be read again.
+        teacher: predicts with some of its draws.
+        data: `Examples`, or a dataset that can be read more than once.
         augment: a Keras layer that changes a batch at random, or None.
         batch_size: of a lesson, for arrays.
         seed: of the order.
@@ -119,8 +119,8 @@ def transfer_of(
         augment: a Keras layer, or None.
         batch_size: of a lesson, for arrays.
         verbose: 1 shows the progress of a teacher that runs once.
-        options: those of `MonteCarlo` that the teacher is to have, among them a `seed`, which is
-            also that of the order.
+        options: further options of the teacher's `MonteCarlo`, including a `seed`, which also
+            sets the order.
     """
     examples = None if is_dataset(data) else Examples.of(data, "data")
     is_live = examples is None or augment is not None
@@ -138,12 +138,12 @@ def _with_options(teacher: MonteCarlo, options: dict[str, Any]) -> MonteCarlo:
     """Return a teacher with other options, and without entries that a student does not need."""
     without = {"interval": None, "standard_error": False}
     options = {**teacher.options(), **without, **options}
-    with warnings.catch_warnings(action="ignore"):  # the user has seen what it warns of
+    with warnings.catch_warnings(action="ignore"):  # the user has seen its warnings
         return MonteCarlo(teacher.inner, **options)
 
 
 def _shuffled(size: int, batch_size: int, seed: int, epoch: int) -> Iterator[np.ndarray]:
-    """Yield the indices of batches, in an order that a seed and the epoch decide."""
+    """Yield the indices of batches, in an order that depends on the seed and the epoch."""
     random = np.random.default_rng((seed, epoch))
     order = random.permutation(size)
     for start in range(0, size, batch_size):

@@ -26,25 +26,25 @@ def run(
     from_logits: bool | None = None,
     **options: Any,
 ) -> None:
-    """Export the model of a `.keras` file, and print where it is.
+    """Export the model of a `.keras` file, and print the path.
 
     Args:
         model: path of the file.
-        output: path to write to; None is that of the model with the ending of the format.
+        output: path to write to; None is the path of the model with the suffix of the format.
         format: as for `export`.
-        head: what the output means; None finds out.
-        from_logits: whether the output is logits; None finds out.
-        **options: those of `export`.
+        head: what the output means, as for `MonteCarlo`; None infers it.
+        from_logits: whether the output is logits; None infers it.
+        **options: further arguments of `export`.
 
     Raises:
-        UsageError: If the head of a model is given that has one already.
+        UsageError: If `head` or `from_logits` is given for a model that already has it.
     """
     path = Path(model).with_suffix(_ENDINGS[format]) if output is None else Path(output)
     loaded = keras.saving.load_model(model)
     if head is not None or from_logits is not None:
         if isinstance(loaded, PredictionWrapper):
             raise UsageError(
-                f"--head and --from-logits are settled in a {type(loaded).__name__}: omit them."
+                f"--head and --from-logits are already set in a {type(loaded).__name__}: omit them."
             )
         is_plain = isinstance(loaded, keras.Model) and not stochastic_layers(loaded)
         draws = options.get("draws") or (1 if is_plain else 128)

@@ -21,7 +21,7 @@ from tfp_ibnn.prediction.monte_carlo import MonteCarlo, fixed_seed
 
 FORMATS = ("saved_model", "onnx", "litert")
 
-_DRAWS = 32  # in a file without random numbers, unless said otherwise
+_DRAWS = 32  # by default, in a file without random numbers
 
 
 def export(
@@ -39,49 +39,50 @@ def export(
     overwrite: bool = False,
     samples: int | None = None,
 ) -> Path:
-    """Write a file that gives the averaged prediction and its uncertainty, without this library.
+    """Write a file that predicts the mean and its uncertainty without this library.
 
-    It takes the model's inputs by name, in batches of any size, and gives all that
+    It takes the model's inputs by name, in batches of any size, and returns everything that
     `MonteCarlo.predict` returns, by name. The sampled networks are fixed in the file: equal inputs
-    have equal outputs. A `Conformal` adds its `set` or `interval`, an `OODDetector` its `score`, a
-    `threshold` whether to `refuse`.
+    have equal outputs. A `Conformal` adds its `set` or `interval`, an `OODDetector` its `score`,
+    and `threshold` adds `refuse`.
 
-    - "saved_model": a folder for TensorFlow, where the signature `serve`, also the default, gives
-      the prediction; `sample`: `mean` and `aleatoric` of one sampled network, which the further
-      input `seed`, a whole number, chooses (0 to `draws` - 1 are those that `serve` averages);
-      `deterministic`: those of the network at the posterior mean, without noise.
-      `assets.extra/tfp_ibnn.json` has versions, seed, signatures and SHA-256 of the files.
+    - "saved_model": a folder for TensorFlow. The signature `serve`, also the default, returns the
+      prediction; `sample` returns `mean` and `aleatoric` of one sampled network, chosen by the
+      further input `seed`, an integer (0 to `draws` - 1 are those that `serve` averages);
+      `deterministic` returns those of the network at the posterior mean, without noise.
+      `assets.extra/tfp_ibnn.json` has versions, seed, signatures and the SHA-256 of each file.
     - "onnx": a file for onnxruntime, in any language or a browser. Draws of z are a few numbers per
       layer, so all draws take about as much space as one network; a posterior over weights takes
-      the space of each of its networks. Its `metadata_props` have the entry `tfp_ibnn`, as JSON.
+      as much space as all its networks. `metadata_props` has the entry `tfp_ibnn`, as JSON.
     - "litert": a file for phones and small devices, with the same entry in its metadata.
 
-    The backend must be TensorFlow; `python -m tfp_ibnn export` exports `.keras` files made on JAX.
+    The backend must be TensorFlow; `python -m tfp_ibnn export` exports `.keras` files saved on JAX.
 
     Args:
         model: a `MonteCarlo`, `Conformal` or `OODDetector`, or a model or posterior to average.
-        path: of a folder; of a file that ends in ".onnx" or ".tflite". It is written whole or not
-            at all.
+        path: of a folder, or of a file that ends in ".onnx" or ".tflite". It is written
+            completely or not at all.
         format: "saved_model", "onnx" or "litert".
-        draws: number of draws; None takes the `MonteCarlo`'s, in ONNX and LiteRT at most 32.
-        seed: of the draws; None takes the `MonteCarlo`'s, or a random one.
+        draws: number of draws; None takes that of the `MonteCarlo`, at most 32 in ONNX and LiteRT.
+        seed: of the draws; None takes that of the `MonteCarlo`, or a random one.
         threshold: a confidence, such as that of `decisions.error_threshold`; the output `refuse` is
-            true where the largest probability is below it.
-        class_names: for the metadata.
-        input_signature: `keras.InputSpec` or arrays, by name or in a list as Keras has it, for a
-            model whose inputs are unknown because its `call` is its own.
-        quantization: of "litert": "dynamic" keeps weights in 8 bits, "float16" in 16, and "int8"
-            computes in 8 bits; None keeps everything in 32.
-        representative_data: some hundred typical inputs, by which "int8" chooses its ranges.
+            true if the largest probability is below it.
+        class_names: names of the classes, for the metadata.
+        input_signature: `keras.InputSpec` or arrays, by name or in a list as in Keras, for a model
+            whose inputs are unknown because it has its own `call`.
+        quantization: for "litert": "dynamic" stores weights in 8 bits, "float16" in 16, and "int8"
+            also computes in 8 bits; None keeps everything in 32.
+        representative_data: a few hundred typical inputs, from which "int8" chooses its ranges.
         overwrite: replace a folder that is not empty, or a file.
-        samples: another name of `draws`.
+        samples: another name for `draws`.
 
     Returns:
         The path.
 
     Raises:
-        ValueError: If something else is at the path, the inputs are unknown, a decision is given
-            `draws` or `seed`, which its `fit` has seen, or the format cannot hold the model.
+        ValueError: If something else is at the path, the inputs are unknown, `draws` or `seed` is
+            given for a decision, whose `fit` has fixed them, or the format cannot represent the
+            model.
 
     Example:
         >>> import keras, tempfile, tfp_ibnn as ibnn
@@ -94,7 +95,7 @@ def export(
     backend.check_exports()
     checks.one_of("format", format, FORMATS)
     if draws is not None and samples is not None:
-        raise ValueError(f"`samples` is another name of `draws`: got {samples} and {draws}.")
+        raise ValueError(f"`samples` is another name for `draws`: got {samples} and {draws}.")
     draws = samples if draws is None else draws
     if format != "litert" and (quantization is not None or representative_data is not None):
         raise ValueError(
@@ -122,7 +123,7 @@ def _with_fixed_draws(model: Any, format: str, draws: int | None, seed: int | No
         if not isinstance(model, MonteCarlo):  # a decision
             if draws is not None or seed is not None:
                 raise ValueError(
-                    "`draws`, `samples` and `seed` are those that `fit` has seen: leave them out, "
+                    "`draws`, `samples` and `seed` are fixed by `fit`: leave them out, "
                     "or fit the decision to ibnn.MonteCarlo(model, draws, seed=seed)."
                 )
             return model
@@ -138,21 +139,21 @@ def _with_fixed_draws(model: Any, format: str, draws: int | None, seed: int | No
 
 
 def _checked_threshold(model: Any, threshold: float | None) -> float | None:
-    """Return a threshold of the confidence, or raise for predictions that have none."""
+    """Return a threshold of the confidence, or raise if predictions have no confidence."""
     if threshold is None:
         return None
     average = model if isinstance(model, MonteCarlo) else model.inner
     (first, *others) = average.likelihood.parts.values()
     if others or not first.is_classifier:
         raise ValueError(
-            "`threshold` is for the confidence in classes, of a model with one output; leave it "
-            "out for numbers and for several outputs."
+            "`threshold` is for the confidence of a classifier with one output: leave it out for "
+            "regression and for several outputs."
         )
     return checks.finite("threshold", threshold)
 
 
 def _print_size(path: Path, networks: int) -> None:
-    """Print how large a file of networks is, each of which it holds."""
+    """Print the size of a file that contains several networks."""
     files = [path] if path.is_file() else [x for x in path.rglob("*") if x.is_file()]
     megabytes = sum(x.stat().st_size for x in files) / 1e6
     print(f"{path}: {networks} networks, {megabytes:.3g} MB.")

@@ -16,10 +16,10 @@ from tfp_ibnn.decisions import Conformal
 from tfp_ibnn.export.served import Served
 
 _MISSING = re.compile(r"(?:'tf\.|No Op registered for )(\w+)")
-"""An operation in what a converter says, of those that the format lacks."""
+"""An operation that the format lacks, in the error of a converter."""
 
 _HASHES = frozenset({"BitwiseXor", "LeftShift", "RightShift"})
-"""The operations by which draws are made, and the random numbers of `Conformal`."""
+"""The operations that make draws, and the random numbers of `Conformal`."""
 
 
 def freeze(served: Served) -> Any:
@@ -29,7 +29,7 @@ def freeze(served: Served) -> Any:
         served: what to predict.
 
     Returns:
-        What the backend's `freeze_graph` returns.
+        The value of `freeze_graph` of the backend.
 
     Raises:
         ValueError: If draws depend on the inputs, their number or their shape.
@@ -52,7 +52,7 @@ def freeze(served: Served) -> Any:
 
 @contextlib.contextmanager
 def _unrolled_recurrence(model: keras.Model) -> Iterator[None]:
-    """Write out the loops of recurrent layers, where it is known how many steps they take."""
+    """Unroll recurrent layers whose number of steps is known."""
     layers = []
     for layer in keras_internals.nested_layers(model):
         is_loop = isinstance(layer, keras.layers.RNN) and not layer.unroll
@@ -68,7 +68,7 @@ def _unrolled_recurrence(model: keras.Model) -> Iterator[None]:
 
 
 def _steps_of(layer: keras.layers.RNN) -> int | None:
-    """Return how many steps a recurrent layer was built for, if that is known."""
+    """Return the number of steps that a recurrent layer was built for, or None if unknown."""
     config = layer.get_build_config() or {}
     shapes = config.get("shapes_dict", {"sequences_shape": config.get("input_shape")})
     shape = shapes.get("sequences_shape")
@@ -80,8 +80,8 @@ def _check_inputs(served: Served) -> None:
     for name, spec in served.inputs.specs.items():
         if spec.dtype == "string":
             raise ValueError(
-                f"The input {name!r} takes strings, and ONNX and LiteRT files take numbers: export "
-                "the model behind its TextVectorization or StringLookup, or a SavedModel."
+                f"The input {name!r} takes strings, but ONNX and LiteRT files take numbers: export "
+                "the model after its TextVectorization or StringLookup, or a SavedModel."
             )
 
 
@@ -91,26 +91,26 @@ def _check_draws(served: Served, graph: Any) -> None:
     if graph.stateful:
         raise ValueError(
             f"Model {name!r} draws random numbers by itself, or changes its weights, when it "
-            f"predicts ({', '.join(sorted(graph.stateful))}), which ONNX and LiteRT files cannot: "
-            "take out the layer that does."
+            f"predicts ({', '.join(sorted(graph.stateful))}). ONNX and LiteRT files cannot do "
+            "that: remove the layer that does."
         )
     is_random_set = isinstance(served.model, Conformal) and served.model.randomized is not None
     if is_random_set:
         raise ValueError(
-            "`randomized` sets follow from the bits of the inputs, which ONNX and LiteRT files "
+            "`randomized` sets depend on the bits of the inputs, which ONNX and LiteRT files "
             "cannot read: fit ibnn.Conformal without `randomized`, or export a SavedModel."
         )
     if graph.operations & _HASHES:
         raise ValueError(
             f"The noise of model {name!r} depends on the size of its inputs, so its draws cannot "
-            "be constants. Give the inputs a fixed size, like keras.Input((20, 3)) instead of "
+            "be constants. Give the inputs a fixed size, such as keras.Input((20, 3)) instead of "
             "keras.Input((None, 3)), or use noise='channel'."
         )
 
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Silence what a converter's own use of TensorFlow and NumPy sets off."""
+    """Silence the warnings that a converter causes in TensorFlow and NumPy."""
     loggers = [logging.getLogger(name) for name in ("tensorflow", "tf2onnx")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -125,7 +125,7 @@ def quietly() -> Iterator[None]:
 
 
 def converted(format: str, convert: Callable[..., bytes], *arguments: Any) -> bytes:
-    """Return what a converter returns, or raise what it says in one line.
+    """Return what a converter returns, or raise its error in one line.
 
     Args:
         format: of the file.
@@ -146,11 +146,11 @@ def converted(format: str, convert: Callable[..., bytes], *arguments: Any) -> by
 
 
 def check_file(path: Path, suffix: str, overwrite: bool) -> None:
-    """Raise if a file has another ending, or writing it would destroy what should stay.
+    """Raise if a file has the wrong suffix, or if writing it would overwrite something.
 
     Args:
         path: of the file.
-        suffix: that it must have.
+        suffix: the one that it must have.
         overwrite: whether a file may be replaced.
     """
     if path.suffix != suffix:

@@ -1,4 +1,4 @@
-"""The inputs of a model as a file has them: tensors by name."""
+"""The inputs of a model in a file: tensors by name."""
 
 import keyword
 import re
@@ -12,14 +12,14 @@ from tfp_ibnn.conversion.graph import functional_graph
 
 
 class Spec(NamedTuple):
-    """What an input of a signature is."""
+    """Shape and dtype of an input of a signature."""
 
     shape: tuple[int | None, ...]
     dtype: str
 
 
 class Inputs(NamedTuple):
-    """The inputs of a model as a signature has them: tensors by name."""
+    """The inputs of a model in a signature: tensors by name."""
 
     specs: dict[str, Spec]
     structure: Any  # how the model takes them
@@ -31,7 +31,7 @@ class Inputs(NamedTuple):
 
 
 def inputs_of(model: keras.Model, signature: Any) -> Inputs:
-    """Return the inputs of a model; those of a signature, if it is given.
+    """Return the inputs of a model, or those of a signature if it is given.
 
     Args:
         model: the network inside of all that wraps it.
@@ -48,8 +48,8 @@ def inputs_of(model: keras.Model, signature: Any) -> Inputs:
     names = _names(structure, tensors)
     if "seed" in names or len(set(names)) < len(names):
         raise ValueError(
-            "The inputs must have different names in a file, and none the name 'seed' of its own "
-            f"input; got {names}."
+            "The inputs must have different names in a file, and none may be "
+            f"called 'seed', which the file uses itself; got {names}."
         )
     specs = {name: _spec(tensor) for name, tensor in zip(names, tensors, strict=True)}
     if isinstance(signature, Mapping) and len(signature) == 1:  # a name, not a key
@@ -63,7 +63,7 @@ def _structure(model: keras.Model, signature: Any) -> Any:
         graph = functional_graph(model)
         if graph is None:
             raise ValueError(
-                f"The inputs of model {model.name!r} are unknown: give them, like "
+                f"The inputs of model {model.name!r} are unknown: give them, such as "
                 "input_signature={'x': keras.InputSpec(shape=(None, 3), dtype='float32')}."
             )
         return graph.input
@@ -73,7 +73,7 @@ def _structure(model: keras.Model, signature: Any) -> Any:
 
 
 def _names(structure: Any, tensors: list) -> list[str]:
-    """Return a name for each input, with a number where several would have the same."""
+    """Return a name for each input, with a number if several would have the same name."""
     if isinstance(structure, Mapping) and len(structure) == len(tensors):
         paths = keras.tree.flatten_with_path(structure)
         names = [_name_in_file(path[0]) for path, _ in paths]
@@ -89,7 +89,7 @@ def _names(structure: Any, tensors: list) -> list[str]:
 
 
 def _spec(tensor: Any) -> Spec:
-    """Return shape and dtype; the first axis, that of the examples, stays open in an array's."""
+    """Return shape and dtype; the first axis of an array, that of the examples, is None."""
     if getattr(tensor, "shape", None) is None:
         raise ValueError(f"An input needs an InputSpec with a shape, or an array; got {tensor!r}.")
     shape = tuple(tensor.shape)
@@ -100,7 +100,7 @@ def _spec(tensor: Any) -> Spec:
 
 
 def _name_in_file(name: str) -> str:
-    """Return a name that TensorFlow takes; Keras's own, which count up, become the same for all."""
+    """Return a name that TensorFlow accepts; Keras's default names all become "inputs"."""
     if re.fullmatch(r"(input_layer|keras_tensor)(_\d+)?", name):
         return "inputs"
     name = re.sub(r"\W", "_", name, flags=re.ASCII)

@@ -15,7 +15,7 @@ from tfp_ibnn.export.inputs import Inputs
 from tfp_ibnn.export.served import Served
 
 KEY = "tfp_ibnn"
-"""The entry of the file's metadata whose buffer has the facts as JSON."""
+"""The entry of the file's metadata whose buffer holds the facts as JSON."""
 
 QUANTIZATIONS = ("dynamic", "float16", "int8")
 
@@ -31,13 +31,13 @@ def write_litert(
 
     Args:
         served: what the file predicts.
-        path: of the file, which ends in ".tflite". It is written whole or not at all.
+        path: of the file, which ends in ".tflite". It is written completely or not at all.
         overwrite: whether to replace a file.
         quantization: None, "dynamic", "float16" or "int8".
         representative_data: inputs, arrays as the model takes them, for "int8".
 
     Raises:
-        ValueError: If LiteRT cannot hold what the model computes.
+        ValueError: If LiteRT cannot represent what the model computes.
     """
     check_file(path, ".tflite", overwrite)
     if quantization is not None:
@@ -55,7 +55,7 @@ def write_litert(
 
 
 def _examples(inputs: Inputs, quantization: str | None, data: Any) -> list[dict[str, Any]]:
-    """Return inputs by name, one after another, or raise if there are none and some are needed."""
+    """Return single examples of inputs by name, or raise if they are needed and missing."""
     if quantization != "int8":
         if data is not None:
             raise ValueError(

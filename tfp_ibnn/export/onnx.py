@@ -20,11 +20,11 @@ def write_onnx(served: Served, path: Path, overwrite: bool) -> None:
 
     Args:
         served: what the file predicts.
-        path: of the file, which ends in ".onnx". It is written whole or not at all.
+        path: of the file, which ends in ".onnx". It is written completely or not at all.
         overwrite: whether to replace a file.
 
     Raises:
-        ValueError: If ONNX cannot hold what the model computes.
+        ValueError: If ONNX cannot represent what the model computes.
     """
     check_file(path, ".onnx", overwrite)
     with needs("onnx"):
@@ -42,9 +42,9 @@ def write_onnx(served: Served, path: Path, overwrite: bool) -> None:
 
 
 def _keep_choices(graph: Any, operations: list[Any]) -> list[Any]:
-    """Let a choice between two tensors be one, where the converter would multiply by 0 and 1.
+    """Keep selections between two tensors, which the converter would replace by products.
 
-    That would make NaN of everything beside an alternative that is NaN or infinite.
+    A product with 0 is NaN where the other alternative is NaN or infinite.
     """
     for operation in operations:
         if operation.type in ("Select", "SelectV2"):

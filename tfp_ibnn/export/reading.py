@@ -15,16 +15,16 @@ from tfp_ibnn.export.saved_model import MANIFEST
 
 
 class Exported(NamedTuple):
-    """A file that `tfp_ibnn.export` has written, ready to run."""
+    """A file written by `tfp_ibnn.export`, ready to run."""
 
     run: Callable[..., dict[str, np.ndarray]]  # of arrays by the names of the inputs
-    facts: dict[str, Any]  # what it says of itself
+    facts: dict[str, Any]  # its metadata
 
     def predict(self, x: Any, batch_size: int) -> dict[str, np.ndarray]:
         """Return all outputs by name.
 
         Args:
-            x: inputs: an array; of several inputs a dict by their names, or a list in their order.
+            x: inputs: an array; for several inputs, a dict by name or a list in their order.
             batch_size: number of examples at a time.
 
         Returns:
@@ -34,7 +34,9 @@ class Exported(NamedTuple):
         counts = {name: len(array) for name, array in arrays.items()}
         count = next(iter(counts.values()))
         if count == 0 or set(counts.values()) != {count}:
-            raise ValueError(f"`x` must hold equally many examples of each input; got {counts}.")
+            raise ValueError(
+                f"`x` must hold the same number of examples of each input; got {counts}."
+            )
         batches = []
         for start in range(0, count, batch_size):
             examples = slice(start, start + batch_size)
@@ -47,7 +49,7 @@ class Exported(NamedTuple):
         return outputs
 
     def _named(self, x: Any) -> dict[str, np.ndarray]:
-        """Return inputs by name, in the types that the file takes."""
+        """Return inputs by name, with the dtypes that the file takes."""
         specs = self.facts["inputs"]
         names = list(specs)
         if isinstance(x, Mapping):
@@ -64,13 +66,13 @@ class Exported(NamedTuple):
 
 
 def open_exported(path: str | os.PathLike) -> Exported:
-    """Return an exported file in its runtime, which its ending chooses.
+    """Open an exported file in the runtime that its suffix names.
 
     Args:
         path: of an ".onnx" or ".tflite" file, or of the folder of a SavedModel.
 
     Raises:
-        ValueError: If `tfp_ibnn.export` has not written it.
+        ValueError: If it was not written by `tfp_ibnn.export`.
     """
     path = Path(path)
     if not path.exists():

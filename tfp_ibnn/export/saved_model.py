@@ -18,8 +18,8 @@ def write_saved_model(served: Served, path: Path, overwrite: bool) -> None:
 
     Args:
         served: what the folder serves.
-        path: of the folder. It is written whole or not at all.
-        overwrite: replace a folder that is not empty, if a SavedModel is in it.
+        path: of the folder. It is written completely or not at all.
+        overwrite: replace a folder that is not empty, if it contains a SavedModel.
 
     Raises:
         ValueError: If something else is at the path.
@@ -42,7 +42,7 @@ def write_saved_model(served: Served, path: Path, overwrite: bool) -> None:
 
 
 def check_replaceable(path: Path, overwrite: bool) -> None:
-    """Raise if writing a folder would destroy what should stay.
+    """Raise if writing a folder would overwrite something else.
 
     Args:
         path: of the folder.
@@ -58,7 +58,7 @@ def check_replaceable(path: Path, overwrite: bool) -> None:
     if not overwrite:
         raise ValueError(f"{path} is not empty: choose another folder, or overwrite it.")
     if not (path / "saved_model.pb").exists():
-        raise ValueError(f"{path} holds no SavedModel: it is not overwritten.")
+        raise ValueError(f"{path} contains no SavedModel, so it is not overwritten.")
 
 
 def _signatures(served: Served) -> dict[str, tuple]:

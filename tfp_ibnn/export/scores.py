@@ -25,14 +25,14 @@ def exported_scores(
 ) -> dict[str, float]:
     """Run an exported file in its own runtime, and return the scores of `MonteCarlo.evaluate`.
 
-    So what a format or a quantization costs is one line. ONNX files run in onnxruntime, LiteRT
-    files in ai-edge-litert, and SavedModels in TensorFlow.
+    Use it to see what a format or a quantization costs. ONNX files run in onnxruntime, LiteRT files
+    in ai-edge-litert, and SavedModels in TensorFlow.
 
     Args:
-        path: of a file or folder that `ibnn.export` has written.
-        x: inputs, arrays: a dict by the names of the file's inputs, or as the model takes them.
-        y: labels or targets; of several outputs, a dict or list of them.
-        ood: inputs unlike the training data, to be told from `x`.
+        path: of a file or folder written by `ibnn.export`.
+        x: input arrays, in a dict by the names of the file's inputs, or as the model takes them.
+        y: labels or targets; for several outputs, a dict or list of them.
+        ood: out-of-distribution inputs, to be separated from `x`.
         sample_weight: weights of the examples, or of each of their positions: 0 for padding.
         batch_size: number of examples at a time.
 
@@ -43,8 +43,8 @@ def exported_scores(
         separates `ood` from `x`.
 
     Raises:
-        ValueError: If `ibnn.export` has not written the file, its outputs are of a kind that it
-            cannot name, or inputs and targets do not go together.
+        ValueError: If the file was not written by `ibnn.export`, it has a custom likelihood, or
+            inputs and targets do not match.
 
     Example:
         >>> import keras, numpy as np, tempfile, tfp_ibnn as ibnn
@@ -67,7 +67,7 @@ def exported_scores(
 
 
 def _likelihood_of(exported: Exported, path: Any) -> Likelihood:
-    """Return what the outputs of a file mean, or raise if it does not say it."""
+    """Return what the outputs of a file mean, or raise if it does not record that."""
     kinds = exported.facts.get("outputs")
     if kinds is None:
         raise ValueError(
@@ -78,8 +78,8 @@ def _likelihood_of(exported: Exported, path: Any) -> Likelihood:
     for name, kind in kinds.items():
         if kind not in KINDS:
             raise ValueError(
-                f"{path} predicts by a likelihood of your own, which no file can name: score what "
-                "it returns yourself."
+                f"{path} has a custom likelihood, which a file cannot name: compute scores from "
+                "its outputs yourself."
             )
         likelihood = KINDS[kind]
         is_classifier = issubclass(likelihood, Categorical)
@@ -101,7 +101,9 @@ def _scores(
         target = np.asarray(targets[name])
         count = len(prediction["mean"])
         if len(target) != count:
-            raise ValueError(f"`x` and `y` must be equally long; got {count} and {len(target)}.")
+            raise ValueError(
+                f"`x` and `y` must have the same length; got {count} and {len(target)}."
+            )
         part.update(metrics[name], target, prediction, weights[name])
         loss += float(part.mean_loss(target, prediction, weights[name]))
         scores |= {metric.name: float(metric.result()) for metric in metrics[name]}

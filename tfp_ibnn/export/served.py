@@ -1,4 +1,4 @@
-"""What a file serves: a prediction whose draws stay, its inputs by name, and facts about it."""
+"""What a file serves: a prediction with fixed draws, its inputs by name, and facts about it."""
 
 import importlib
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ KINDS: dict[str, type[Likelihood]] = {
     "gaussian": Gaussian,
     "point": Point,
 }
-"""What an output can mean whose scores follow from what a file serves, by its name there."""
+"""The likelihoods whose scores follow from what a file serves, by their names in a file."""
 
 _OF_STUDENTS: dict[type[Likelihood], str] = {
     Dirichlet: "softmax",
@@ -39,14 +39,14 @@ _OF_STUDENTS: dict[type[Likelihood], str] = {
     SpreadGaussian: "gaussian",
     SpreadPoint: "point",
 }
-"""The kinds that have the scores of others."""
+"""The names of likelihoods that have the same scores as one of those."""
 
 _PACKAGES = ("tfp_ibnn", "keras", "tensorflow")
-"""Whose versions a file names."""
+"""The packages whose versions a file records."""
 
 
 class Served(NamedTuple):
-    """A prediction as a file gives it."""
+    """A prediction as a file returns it."""
 
     model: Any  # a `MonteCarlo` with a seed, or a decision whose `inner` is one
     inputs: Inputs
@@ -60,7 +60,7 @@ class Served(NamedTuple):
 
     @property
     def network(self) -> keras.Model:
-        """The network inside of everything."""
+        """The network inside all wrappers."""
         return innermost(self.model)
 
     def serve(self, **tensors: Any) -> dict[str, Tensor]:
@@ -75,14 +75,14 @@ class Served(NamedTuple):
         return flat(prediction)
 
     def _refuse(self, mean: Tensor) -> Tensor:
-        """Return for which examples the largest probability is below the threshold."""
+        """Return whether the largest probability is below the threshold, for each example."""
         confidence = ops.max(mean, axis=-1)
         if mean.shape[-1] == 1:
             confidence = ops.maximum(confidence, 1 - confidence)
         return confidence < self.threshold
 
     def facts(self) -> dict[str, Any]:
-        """Return what a file says of itself, as JSON has it."""
+        """Return the metadata of a file, in types of JSON."""
         average = self.average
         parts = average.likelihood.parts
         return {
@@ -105,10 +105,10 @@ class Served(NamedTuple):
 
 
 def flat(prediction: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a prediction in one dict: of the output "digit", say, "digit_mean" and the like.
+    """Return a prediction as one flat dict: for an output "digit", keys such as "digit_mean".
 
     Args:
-        prediction: that of `MonteCarlo`.
+        prediction: the dict that `MonteCarlo` returns.
 
     Raises:
         ValueError: If two entries would have one name.
@@ -120,20 +120,20 @@ def flat(prediction: Mapping[str, Any]) -> dict[str, Any]:
             of_output = {f"{name}_{key}": part for key, part in value.items()}
         if entries.keys() & of_output.keys():
             raise ValueError(
-                f"Rename outputs: some of {[*prediction]} cannot be told apart in a file."
+                f"Rename outputs: entries of {[*prediction]} would have the same name in a file."
             )
         entries |= of_output
     return entries
 
 
 def _kind_of(likelihood: Likelihood) -> str | None:
-    """Return the name of what an output means; None if a file cannot say it."""
+    """Return the name of a likelihood in a file; None if it has none."""
     names = {kind: name for name, kind in KINDS.items()} | _OF_STUDENTS
     return names.get(type(likelihood))
 
 
 def _temperature_of(model: Any) -> float | None:
-    """Return the temperature of what is inside of a model, if it has one."""
+    """Return the temperature inside a model, if it has one."""
     while isinstance(model, PredictionWrapper):
         if isinstance(model, TemperatureScaling):
             return float(ops.convert_to_numpy(model.temperature))

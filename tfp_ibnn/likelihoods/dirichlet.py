@@ -1,4 +1,4 @@
-"""Class probabilities that are uncertain themselves: a Dirichlet distribution in one pass."""
+"""Uncertain class probabilities in one pass: a Dirichlet distribution."""
 
 from typing import Any
 
@@ -19,9 +19,9 @@ _PRECISIONS = (1e-2, 1e6)
 _SMALLEST = 1e-6
 """The smallest parameter of a Beta distribution whose quantiles are computed."""
 _RESOLUTION = 1e-6
-"""Nats up to which the disagreement of draws is known in float32."""
+"""Resolution of the disagreement of draws in float32, in nats."""
 _SMOOTHING = 1e-4
-"""The share of the uniform distribution in what a Dirichlet is fitted to: no probability is 0."""
+"""The share of the uniform distribution in the targets of a Dirichlet: no probability is 0."""
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -30,7 +30,7 @@ class Dirichlet(SecondOrder, Categorical):
 
         outputs_c = log a_c,   p ~ Dirichlet(a),   a_0 = sum_c a_c
 
-    With g(a) = digamma(a + 1) - log(a), a prediction is in closed form, without draws of p:
+    With g(a) = digamma(a + 1) - log(a), a prediction has a closed form, without draws of p:
 
         mean       m_c = a_c / a_0, the softmax of the outputs
         variance   m_c (1 - m_c) / (a_0 + 1)
@@ -63,7 +63,7 @@ class Dirichlet(SecondOrder, Categorical):
         dtype = checks.full_precision(first.dtype)
         log_softmax = keras.layers.Activation("log_softmax", dtype=dtype)
         add = keras.layers.Add(dtype=dtype)
-        # In this order: Keras takes a second term (K, 1) for a bias where a batch has K examples.
+        # In this order: Keras mistakes a second term (K, 1) for a bias if a batch has K examples.
         return add([second, log_softmax(first)])
 
     def start(self, teacher: dict[str, Tensor]) -> Tensor:
@@ -157,14 +157,14 @@ class Dirichlet(SecondOrder, Categorical):
         one = ops.ones_like(zero)
         return central_interval(cdf, zero, one, level)
 
-    # What a Beta distribution has otherwise
+    # What `Beta` overrides
 
     def _log_concentrations(self, outputs: Tensor) -> Tensor:
         """Return the logarithms of concentrations, (..., classes)."""
         return outputs
 
     def _of_classes(self, probabilities: Tensor) -> Tensor:
-        """Return the probabilities of all classes from those that the user sees."""
+        """Return the probabilities of all classes, given those that the user sees."""
         return probabilities
 
     def _visible(self, values: Tensor) -> Tensor:
@@ -178,10 +178,10 @@ class Dirichlet(SecondOrder, Categorical):
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class Beta(Dirichlet, Labels):
-    """Yes or no, whose probabilities have Beta distributions: a `Dirichlet` for each label.
+    """Binary labels whose probabilities have Beta distributions: a `Dirichlet` for each label.
 
-    The outputs are the logarithms of the concentrations of no, (..., L), then those of yes, (...,
-    L). The user sees what `Labels` shows, every entry (..., L).
+    The outputs are the logarithms of the concentrations of "no", (..., L), then those of "yes",
+    (..., L). A prediction has the entries of `Labels`, each (..., L).
 
     Args:
         width: twice the number of labels; None if it is unknown.
@@ -251,7 +251,7 @@ def _log_precision(of_one_hot: Tensor, of_draws: Tensor) -> Tensor:
 def _deviance(observed: Tensor, expected: Tensor) -> Tensor:
     """Return observed / expected + log(expected), halved: lowest where both are equal.
 
-    For squared distances it is minus the log-density of a Gaussian with that variance.
+    For squared distances it is the negative log-density of a Gaussian with that variance.
     """
     observed = observed + _RESOLUTION
     expected = expected + _RESOLUTION

@@ -19,11 +19,11 @@ _LEAST = 1e-30
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class SpreadPoint(SecondOrder, Numbers):
-    """Numbers, of which a network predicts the mean, and the spread of the means of draws.
+    """Numbers for which a network predicts the mean, and the spread of the means of draws.
 
         outputs = (mean, spread),   mean of a draw ~ N(mean, spread^2)
 
-    `epistemic` is spread^2, and `aleatoric` 0: the noise of observations is left open, as by
+    `epistemic` is spread^2, and `aleatoric` is 0: the noise of observations is unknown, as with
     `Point`. Intervals are those of draws. The second head of a network predicts log spread.
 
     Args:
@@ -156,7 +156,7 @@ class SpreadGaussian(SpreadPoint):
 
 
 def _gaussian_loss(distance: Tensor, variance: Tensor) -> Tensor:
-    """Return minus the log-density of Gaussians without its constant, summed over all numbers.
+    """Return the negative log-density of Gaussians up to a constant, summed over all numbers.
 
     Args:
         distance: mean squared distances from the mean, (..., size).
@@ -169,6 +169,6 @@ def _gaussian_loss(distance: Tensor, variance: Tensor) -> Tensor:
 
 
 def _log(variance: Tensor) -> Tensor:
-    """Return the logarithms of variances, of which some may be 0."""
+    """Return the logarithms of variances, some of which may be 0."""
     variance = ops.maximum(variance, _LEAST)
     return ops.log(variance)

@@ -19,15 +19,15 @@ from tfp_ibnn.data.examples import Examples, as_array, unpacked
 from tfp_ibnn.prediction.samplers import WeightSampler, check_options
 
 BATCH_SIZE = 32
-"""The size of the mini-batches of arrays, that of Keras's `fit`."""
+"""The size of mini-batches of arrays, the default of Keras's `fit`."""
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class BatchStatistics(protocols.WeightPosterior, keras.layers.Layer):
-    """Networks whose batch normalization has the mean and variance of one mini-batch each.
+    """Networks whose batch normalization uses the mean and variance of one mini-batch each.
 
     All other weights are the same. In training, every step normalizes by the statistics of another
-    mini-batch; the networks are draws of that noise. Reference: Teye et al., Bayesian uncertainty
+    mini-batch; these networks are draws of that noise. Reference: Teye et al., Bayesian uncertainty
     estimation for batch normalized deep networks, arXiv 1802.06455.
 
     Args:
@@ -67,14 +67,15 @@ class BatchStatistics(protocols.WeightPosterior, keras.layers.Layer):
 
         Args:
             network: a built model, which is not changed.
-            data: inputs, (inputs, labels), or a dataset of such batches. A dataset gives the
-                mini-batches as they come; smaller ones than the first are left out.
-            count: number of networks; of a dataset with fewer batches, one for each.
+            data: inputs, (inputs, labels), or a dataset of such batches. The
+                mini-batches of a dataset are used as they come; those smaller than the first are
+                left out.
+            count: number of networks; a dataset with fewer batches gives one for each.
             batch_size: number of examples in a mini-batch of arrays.
-            seed: chooses the examples of arrays; None takes others each time.
+            seed: chooses the examples of arrays; None takes different ones each time.
 
         Raises:
-            ValueError: if there is no batch normalization that training changes, or no mini-batch.
+            ValueError: if there is no trainable batch normalization, or no mini-batch.
         """
         norms = batch_norms(network)
         if not norms:
@@ -98,7 +99,7 @@ class BatchStatistics(protocols.WeightPosterior, keras.layers.Layer):
 
         Args:
             key: not used.
-            number: number of the mini-batch, from 0 on.
+            number: index of the mini-batch, from 0.
 
         Returns:
             Mean and variance for each layer of batch normalization.
@@ -106,7 +107,7 @@ class BatchStatistics(protocols.WeightPosterior, keras.layers.Layer):
         return [ops.take(stacked, number % self.count, axis=0) for stacked in self._sets]
 
     def mean(self) -> list[Tensor]:
-        """Return the running averages, which the network has by itself."""
+        """Return the running averages of the network itself."""
         return [variable.value for variable in self.sampled]
 
     def mean_network(self) -> keras.Model:
@@ -138,14 +139,14 @@ class BatchStatistics(protocols.WeightPosterior, keras.layers.Layer):
 
 
 def batch_norms(network: keras.Model) -> list[keras.layers.BatchNormalization]:
-    """Return the layers whose statistics a training changes."""
+    """Return the layers whose statistics training changes."""
     layers = keras_internals.nested_layers(network)
     return [x for x in layers if isinstance(x, keras.layers.BatchNormalization) and x.trainable]
 
 
 @contextlib.contextmanager
 def statistics_of_last_batch(norms: Sequence[keras.layers.BatchNormalization]) -> Iterator[None]:
-    """Let a pass leave the statistics of its batch alone in batch-norm layers."""
+    """Within this context, a pass sets the running averages to the statistics of its batch."""
     momentums = [layer.momentum for layer in norms]
     try:
         for layer in norms:
@@ -166,7 +167,7 @@ def _statistics_by_batch(
     norms: Sequence[keras.layers.BatchNormalization],
     batches: Iterable[Any],
 ) -> list[list[np.ndarray]]:
-    """Return mean and variance of each layer's inputs, of each batch in a pass as in training.
+    """Return mean and variance of each layer's inputs for each batch, passed as in training.
 
     Args:
         network: a model, whose own variables stay as they are.
@@ -183,7 +184,7 @@ def _statistics_by_batch(
             return statistics, [seed.value for seed in seeds]
 
     compiled_pass = compiled(one_pass, network.variables)
-    # What noise there is, such as dropout, goes on from batch to batch.
+    # The states of other noise, such as dropout, carry over from batch to batch.
     states = [seed.value for seed in seeds]
     sets = []
     with statistics_of_last_batch(norms):
@@ -214,7 +215,7 @@ def _mini_batches(data: Any, count: int, batch_size: int, seed: int | None) -> I
     if examples.size <= batch_size:
         raise ValueError(
             f"`batch_norm` must hold more examples than the {batch_size} of a mini-batch; got "
-            f"{examples.size}. For smaller mini-batches give a dataset of them."
+            f"{examples.size}. For smaller mini-batches, give a dataset of them."
         )
     random = np.random.default_rng(seed)
     for _ in range(count):

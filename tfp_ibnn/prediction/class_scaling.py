@@ -23,11 +23,11 @@ from tfp_ibnn.prediction.scaling import FittedScaling
 
 
 class _ClassScaling(FittedScaling):
-    """A classifier whose outputs are changed by parameters for each class.
+    """A classifier whose outputs are rescaled by parameters for each class.
 
     Args:
         model: the classifier.
-        from_logits: whether it returns logits; None finds out.
+        from_logits: whether it returns logits; None infers it.
         classes: number of classes; None reads it off the graph of the model.
         **kwargs: those of `keras.Model`.
     """
@@ -59,7 +59,7 @@ class _ClassScaling(FittedScaling):
         return outputs, from_logits
 
     def _read_classes(self, outputs: Any) -> tuple[Tensor, bool, bool]:
-        """Return outputs (..., classes), whether logits, and whether one was for two."""
+        """Return outputs (..., classes), whether they are logits, and whether one stood for two."""
         outputs, from_logits = self._read(outputs)
         outputs = ops.cast(outputs, self.variable_dtype)
         is_binary = outputs.shape[-1] == 1
@@ -77,22 +77,22 @@ class VectorScaling(_ClassScaling):
     """A classifier with a scale and a bias for each class, fitted to validation data.
 
     Log-probabilities log(p) become scale * log(p) + bias, which are the logits of the output. The
-    output is of the form that the classifier has: logits, or probabilities. The scales are 1 and
-    the biases 0 until `fit` is called. What it fits has the least negative log-likelihood, with a
-    pull towards the best single temperature that vanishes with more examples. It helps where the
-    errors differ from class to class, which `TemperatureScaling` cannot see; the predicted class
-    may change. Reference: Guo et al., arXiv 1706.04599.
+    output has the form of the classifier's: logits, or probabilities. The scales are 1 and the
+    biases 0 until `fit` is called. `fit` minimizes the negative log-likelihood, with a pull towards
+    the best single temperature that vanishes with more examples. It helps where the errors differ
+    from class to class, which `TemperatureScaling` cannot correct; the predicted class may change.
+    Reference: Guo et al., arXiv 1706.04599.
 
     Args:
         model: the classifier, (batch, ...) to (batch, ..., classes), or (batch, ..., 1) for two.
-        from_logits: whether it returns logits; None asks the activation of its last layer, or of a
-            model with a `call` of its own the loss it is compiled with.
+        from_logits: whether it returns logits; None reads it off the activation of the last layer,
+            or, for a model with its own `call`, off the loss it is compiled with.
         classes: number of classes; None reads it off the graph of the model.
         **kwargs: those of `keras.Model`.
 
     Attributes:
-        scales: of the classes, a weight (classes,) that training leaves alone.
-        biases: of the classes, in nats, such a weight.
+        scales: of the classes, a non-trainable weight (classes,).
+        biases: of the classes, in nats, a non-trainable weight (classes,).
 
     Example:
         >>> import keras, numpy as np, tfp_ibnn as ibnn
@@ -122,7 +122,7 @@ class VectorScaling(_ClassScaling):
         self.biases.assign(parameter.bias)
 
     def scale(self, outputs: Any) -> Tensor:
-        """Return an output of the classifier with the scales and biases."""
+        """Return an output of the classifier with the scales and biases applied."""
         outputs, from_logits, is_binary = self._read_classes(outputs)
         log_p = ops.log_softmax(outputs if from_logits else log_of(outputs), axis=-1)
         log_p = ops.maximum(log_p, SMALLEST_LOG_P)
@@ -135,27 +135,27 @@ class VectorScaling(_ClassScaling):
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
 class IsotonicScaling(_ClassScaling):
-    """A classifier with a rising map of each class's probability, fitted to validation data.
+    """A classifier with a monotone map of each class's probability, fitted to validation data.
 
     The map of each class is the isotonic regression of that class against the rest; the results
-    are divided by their sum. Two classes have one map. The output is of the form that the
-    classifier has: logits, or probabilities. Until `fit` is called it is unchanged. A map can bend
-    where a temperature cannot, but needs more examples. Each is that of scikit-learn's
-    `IsotonicRegression`, kept from 0 and 1 by 1 / (N + classes) for N examples, since a single
-    surprise would have an infinite NLL. The predicted class may change. Reference: Zadrozny and
-    Elkan, Transforming classifier scores into accurate multiclass probability estimates (2002).
+    are divided by their sum. Two classes share one map. The output has the form of the
+    classifier's: logits, or probabilities. It is unchanged until `fit` is called. A map is more
+    flexible than a temperature, but needs more examples. Each is that of scikit-learn's
+    `IsotonicRegression`, kept from 0 and 1 by 1 / (N + classes) for N examples, since otherwise a
+    single example could have an infinite NLL. The predicted class may change. Reference: Zadrozny
+    and Elkan, Transforming classifier scores into accurate multiclass probability estimates (2002).
 
     Args:
         model: the classifier, (batch, ...) to (batch, ..., classes), or (batch, ..., 1) for two.
-        from_logits: whether it returns logits; None asks the activation of its last layer, or of a
-            model with a `call` of its own the loss it is compiled with.
+        from_logits: whether it returns logits; None reads it off the activation of the last layer,
+            or, for a model with its own `call`, off the loss it is compiled with.
         classes: number of classes; None reads it off the graph of the model.
         **kwargs: those of `keras.Model`.
 
     Attributes:
-        inputs_of_maps: probabilities at the corners of each map, a weight (maps, 512) that training
-            leaves alone. A map with more corners is thinned out to as many.
-        outputs_of_maps: what these are mapped to, such a weight.
+        inputs_of_maps: probabilities at the corners of each map, a non-trainable weight (maps,
+            512). A map with more corners is thinned out to this number.
+        outputs_of_maps: the probabilities they are mapped to, a non-trainable weight.
 
     Example:
         >>> import keras, numpy as np, tfp_ibnn as ibnn
@@ -202,12 +202,13 @@ class IsotonicScaling(_ClassScaling):
 
 
 def interpolated(x: Tensor, inputs: Tensor, outputs: Tensor) -> Tensor:
-    """Return piecewise-linear maps of x; beyond their first and last corners they are constant.
+    """Return piecewise-linear maps of x, constant beyond their first and last corners.
 
     Args:
         x: (..., maps).
-        inputs: of the corners of each map, (maps, corners), rising; a power of two of them.
-        outputs: at these corners, (maps, corners).
+        inputs: the increasing inputs of the corners of each map, (maps, corners); the number of
+            corners is a power of two.
+        outputs: the outputs at these corners, (maps, corners).
     """
     maps, corners = inputs.shape
     inputs = ops.reshape(inputs, (-1,))

@@ -1,4 +1,4 @@
-"""What calibrates a trained classifier by a few parameters fitted to validation data."""
+"""Calibration of a trained classifier by a few parameters fitted to validation data."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
@@ -21,11 +21,11 @@ from tfp_ibnn.prediction.monte_carlo import MonteCarlo
 from tfp_ibnn.prediction.padding import mask_of_arrays, output_masks, weight_of_positions
 
 _RETURNS_LOGITS = {"softmax": False, "sigmoid": False, "linear": True, "log_softmax": True}
-"""What the last activation of a classifier says of its output."""
+"""Whether a classifier returns logits, by its last activation."""
 
 
 class _Validation(NamedTuple):
-    """What a classifier says about validation data, and what is true."""
+    """The outputs of a classifier for validation data, and the labels."""
 
     outputs: Any
     labels: Any
@@ -34,21 +34,21 @@ class _Validation(NamedTuple):
 
 
 class FittedScaling(ScaledModel, TakesStrings, keras.Model):
-    """A classifier whose outputs are changed by parameters that are fitted to validation data.
+    """A classifier whose outputs are rescaled by parameters fitted to validation data.
 
     A subclass has `best`, which fits the parameter, `assign`, which takes it, and `scale`, which
     applies it.
 
     Args:
         model: the classifier, (batch, ...) to (batch, ..., classes), or (batch, ..., 1) for two.
-        from_logits: whether it returns logits; None asks the activation of its last layer, or of a
-            model with a `call` of its own the loss it is compiled with.
+        from_logits: whether it returns logits; None reads it off the activation of the last layer,
+            or, for a model with its own `call`, off the loss it is compiled with.
         **kwargs: those of `keras.Model`.
     """
 
     def __init__(self, model: keras.Model, from_logits: bool | None = None, **kwargs: Any) -> None:
         if not isinstance(model, keras.Model):
-            raise ValueError(f"`model` must be a Keras model that classifies; got {model!r}.")
+            raise ValueError(f"`model` must be a Keras classifier; got {model!r}.")
         kwargs.setdefault("dtype", checks.full_precision(model.dtype_policy))
         super().__init__(**kwargs)
         self.supports_masking = True
@@ -72,7 +72,7 @@ class FittedScaling(ScaledModel, TakesStrings, keras.Model):
         raise NotImplementedError(f"{type(self).__name__} must define `best`.")
 
     def assign(self, parameter: Any) -> None:
-        """Take a parameter, as `best` returns it."""
+        """Set the parameter, as `best` returns it."""
         raise NotImplementedError(f"{type(self).__name__} must define `assign`.")
 
     @property
@@ -98,19 +98,20 @@ class FittedScaling(ScaledModel, TakesStrings, keras.Model):
     ) -> Self:
         """Fit to the labels of validation data, and return the model.
 
-        Of an output with positions, such as pixels, a random sample of 100,000 is kept.
+        For an output with positions, such as pixels, a random sample of 100,000 positions is used.
 
         Args:
-            x: validation inputs, which the classifier was not trained on: arrays, or a dataset of
-                batches (x, y) or (x, y, sample_weight) that ends: a `tf.data.Dataset`, a
-                `PyDataset` or a generator.
+            x: validation inputs that the classifier was not trained on: arrays, or a finite dataset
+                of batches (x, y) or (x, y, sample_weight): a `tf.data.Dataset`, a `PyDataset` or a
+                generator.
             y: labels of arrays, (...) or (..., 1) integers, or (..., classes) one-hot.
-            sample_weight: weights of the examples or positions of arrays; 0 leaves one out.
+            sample_weight: weights of the examples or positions of arrays; those of weight 0 are
+                left out.
             batch_size: number of examples per batch of arrays; None is Keras's 32.
             verbose: 1 shows progress, 0 nothing.
 
         Returns:
-            This model, which now predicts with what was fitted.
+            This model, which now predicts with the fitted parameters.
 
         Raises:
             ValueError: If labels are missing or all the same, or the model does not classify.
@@ -138,7 +139,7 @@ class FittedScaling(ScaledModel, TakesStrings, keras.Model):
         log_p = examples.log_probabilities.astype("float64")
         self.assign(self.best(log_p, labels, examples.weight))
         self._head = "sigmoid" if outputs.shape[-1] == 1 else None
-        self.built = True  # the classifier is, now that it was run
+        self.built = True  # the classifier has been run, so it is built
         return self
 
     def _has_positions(self) -> bool:
@@ -201,12 +202,12 @@ class FittedScaling(ScaledModel, TakesStrings, keras.Model):
         return _Validation(outputs, labels, weight, mask)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Score by accuracy, NLL, Brier score and ECE, or by what the model is compiled with."""
+        """Return accuracy, NLL, Brier score and ECE, or the compiled metrics of the model."""
         if self.compiled:
             return super().evaluate(*args, **kwargs)
         if self._evaluate is None:
             self._check_classifies()
-            # The method alone: a model would be tracked, and saved, as a part of this one.
+            # Only the method: a model would be tracked, and saved, as part of this one.
             averaged = MonteCarlo(self, samples=1, head=self._head, independent=True)
             self._evaluate = averaged.evaluate
         return self._evaluate(*args, **kwargs)
@@ -250,7 +251,7 @@ class FittedScaling(ScaledModel, TakesStrings, keras.Model):
             )
         if outputs.shape[-1] != 1 and activation_of(self.model) == "sigmoid":
             raise ValueError(
-                f"`model`, {self.model.name!r}, answers yes or no to several labels; scaling is "
+                f"`model`, {self.model.name!r}, predicts several binary labels; scaling is "
                 "for one label, or for classes."
             )
         return outputs, from_logits

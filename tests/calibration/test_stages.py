@@ -48,6 +48,25 @@ def test_a_candidate_that_cannot_be_scored_costs_itself_alone(small, monkeypatch
     assert report.dropped == {"last": "too many draws"}
 
 
+def test_a_scaling_of_each_class_that_fails_costs_itself_alone(small, monkeypatch):
+    monkeypatch.setattr(run, "METHODS", methods(untrained.as_it_is))
+    real = run._cross_fitted
+
+    def cross_fitted(trial, output, data, fitted):
+        if fitted == "isotonic":
+            raise MemoryError("too many classes")
+        return real(trial, output, data, fitted)
+
+    monkeypatch.setattr(run, "_cross_fitted", cross_fitted)
+    with pytest.warns(
+        UserWarning, match=r"^as it is \+ isotonic: left out, since too many classes$"
+    ):
+        report = small()
+    endings = ("", " + temperature", " + vector scaling")
+    assert [x.name for x in report.candidates] == [f"as it is{end}" for end in endings]
+    assert report.dropped == {"as it is + isotonic": "too many classes"}
+
+
 def test_ctrl_c_keeps_what_was_tried(small, monkeypatch):
     def interrupted(setting):
         yield plain("first", setting)

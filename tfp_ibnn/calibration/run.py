@@ -259,18 +259,17 @@ def _report(
         if trial.fate:
             dropped[trial.name] = trial.fate
             continue
-        variants = setting.output.variants
-        if trial is trials[0]:
-            variants = {**variants, **setting.output.variants_as_it_is}
         try:
             with Heartbeat(f"scoring {trial.name}", setting.say):
-                candidates += _candidates(trial, setting.output, data, variants)
+                candidates += _candidates(trial, setting.output, data, setting.output.variants)
         except Exception as error:
             if not candidates:
                 raise  # there is nothing to compare without the model as it is
             dropped[trial.name] = trial.leave_out(error).fate
             warnings.warn(f"{trial.name}: left out, since {trial.fate}", stacklevel=4)
             continue
+        if trial is trials[0]:
+            candidates += _scaled_by_class(trial, setting, dropped)
     tried = [trial for trial in trials if not trial.fate]
     notes = _notes(tried, setting, doubts, is_interrupted)
     return Report(
@@ -284,6 +283,27 @@ def _report(
         groups=groups_of(data.score),
         scored=described(data.score, "validation examples"),
     )
+
+
+def _scaled_by_class(trial: Trial, setting: Setting, dropped: dict[str, str]) -> list[Candidate]:
+    """Return the model as it is with further scalings; one that fails is dropped, with a warning.
+
+    Args:
+        trial: the model as it is.
+        setting: what it is made of.
+        dropped: the reasons, by name, to which those of failures are added.
+    """
+    candidates = []
+    for suffix, kind in setting.output.variants_as_it_is.items():
+        name = trial.name + suffix
+        try:
+            with Heartbeat(f"scoring {name}", setting.say):
+                candidates += _candidates(trial, setting.output, setting.data, {suffix: kind})
+        except Exception as error:
+            reason = str(error) or type(error).__name__
+            dropped[name], *_ = reason.splitlines()
+            warnings.warn(f"{name}: left out, since {dropped[name]}", stacklevel=5)
+    return candidates
 
 
 def _notes(
@@ -323,20 +343,20 @@ def _candidates(
     else:
         predictions = [_cross_fitted(trial, output, data, fitted) for fitted in kinds]
     candidates = []
-    seconds = trial.seconds
-    for suffix, parameter, prediction in zip(variants, parameters, predictions, strict=True):
+    rows = zip(variants.items(), parameters, predictions, strict=True)
+    for (suffix, is_fitted), parameter, prediction in rows:
+        # The time of a fit counts for those alone that have a fitted parameter.
+        seconds = time.monotonic() - start if is_fitted else 0.0
         candidate = Candidate(
             name=trial.name + suffix,
             trial=trial,
             parameter=parameter,
-            seconds=seconds,
+            seconds=trial.seconds + seconds,
             prediction=prediction,
             nll=output.nll(prediction, data.score.y),
             errors=errors_of(output, prediction, data.score.y),
         )
         candidates.append(candidate)
-        # Those after the first have a fitted parameter, whose time counts for them alone.
-        seconds = trial.seconds + time.monotonic() - start
     return candidates
 
 

@@ -88,5 +88,5 @@ def test_representative_data_go_by_name():
         for name, array in arrays.items():
             joined = np.concatenate([example[name] for example in examples])
             np.testing.assert_array_equal(joined, array)
-    with pytest.raises(ValueError, match="equally many examples of each input"):
+    with pytest.raises(ValueError, match="same number of examples of each input"):
         list(_one_by_one(inputs, {"wide": data(4, 3), "deep": data(3, 2)}))

@@ -89,7 +89,7 @@ def test_padding_has_no_score():
 
 def test_a_file_of_0_1_0_has_no_scores():
     exported = Exported(lambda **arrays: arrays, {"format": 1, "inputs": {}})
-    with pytest.raises(ValueError, match="folder does not say what its outputs mean"):
+    with pytest.raises(ValueError, match="folder does not record what its outputs mean"):
         _likelihood_of(exported, "folder")
 
 

@@ -158,8 +158,8 @@ class FreshNetworks:
 class _Unaveraged(keras.callbacks.Callback):
     """Keeps the weights at the end of an epoch, for the next one.
 
-    Every `fit` ends by putting the averages of `use_ema` in their place, which is right only at the
-    end of a training.
+    With `use_ema`, every `fit` ends by replacing the weights with their averages, which is right
+    only at the end of a training.
     """
 
     def __init__(self) -> None:

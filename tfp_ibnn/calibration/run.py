@@ -88,7 +88,7 @@ def calibrate(
             pretrained weights. None makes such copies.
         epochs: number of epochs of fine-tuning; it raises the effort to at least "minutes". None
             takes a tenth of those of the model, at least 3 and at most a quarter.
-        optimizer: for fine-tuning; it raises the effort to at least "minutes" too. None takes the
+        optimizer: for fine-tuning; it also raises the effort to at least "minutes". None takes the
             model's own at a tenth of its learning rate. The posterior uses five times that rate.
         loss: a Keras loss; None takes the one that the model is compiled with.
         samples: number of draws of a posterior, or of MC dropout, per prediction.

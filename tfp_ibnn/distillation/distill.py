@@ -132,7 +132,7 @@ def distill(
 
 
 def _checked_teacher(teacher: Any, samples: int | None) -> MonteCarlo:
-    """Return a teacher whose draws differ, of which there are several, or raise."""
+    """Return a teacher with several draws that differ, or raise."""
     if not isinstance(teacher, MonteCarlo):
         teacher = MonteCarlo(teacher)
     is_single = 1 in (teacher.samples, samples)
@@ -152,7 +152,7 @@ class _Lessons(keras.Model):
     """
 
     def __init__(self, student: Student) -> None:
-        # Inputs reach the network as they are, also where the policy is a mixed one.
+        # The network gets the inputs unchanged, also under a mixed-precision policy.
         super().__init__(name="lessons", autocast=False)
         self.network = student.network
         self.is_copy = student.is_copy

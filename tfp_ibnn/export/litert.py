@@ -87,7 +87,7 @@ def _one_by_one(inputs: Inputs, data: Any) -> Iterator[dict[str, Any]]:
     lengths = [len(array) for array in arrays]
     if len(set(lengths)) > 1:
         raise ValueError(
-            "`representative_data` must hold equally many examples of each input; got "
+            "`representative_data` must hold the same number of examples of each input; got "
             f"{dict(zip(names, lengths, strict=True))}."
         )
     for place in range(lengths[0]):

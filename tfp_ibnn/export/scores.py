@@ -71,8 +71,8 @@ def _likelihood_of(exported: Exported, path: Any) -> Likelihood:
     kinds = exported.facts.get("outputs")
     if kinds is None:
         raise ValueError(
-            f"{path} does not say what its outputs mean, as files of version 0.1.0 do not: export "
-            "the model again."
+            f"{path} does not record what its outputs mean, like all files of version 0.1.0: "
+            "export the model again."
         )
     parts = {}
     for name, kind in kinds.items():

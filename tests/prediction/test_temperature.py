@@ -337,7 +337,7 @@ def test_bad_data_are_named(x, y, message):
 
 
 def test_bad_model():
-    with pytest.raises(ValueError, match="`model` must be a Keras model"):
+    with pytest.raises(ValueError, match="`model` must be a Keras classifier"):
         ibnn.TemperatureScaling(layers.Dense(3))
     inputs = keras.Input((3,))
     two = keras.Model(inputs, [layers.Dense(3)(inputs), layers.Dense(3)(inputs)])

@@ -56,7 +56,7 @@ def test_layers_that_share_a_component_are_one_mixture():
     each = norm(loc, scale).logpdf(z[:, None]).sum(axis=-1)
     np.testing.assert_allclose(density.values(z), logsumexp(each, axis=1) - np.log(2), rtol=1e-4)
     flows = ibnn.FlowPosterior(components=2, shared_components=True)
-    with pytest.raises(ValueError, match="`posterior` must be"):
+    with pytest.raises(ValueError, match="mixtures of flows share their component"):
         PosteriorDensity(network(flows))
 
 

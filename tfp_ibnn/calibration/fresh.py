@@ -71,6 +71,7 @@ def _noisy(setting: Setting) -> Trial:
     network.compile(
         optimizer=copy_of_optimizer(fresh.optimizer),
         loss=setting.loss,
+        # For a squared loss, by the scale that was fitted to the model as it is.
         noise_scale=setting.output.noise_scale(setting.parameter),
     )
     setting.fresh.train(network)

@@ -30,6 +30,7 @@ class LatentTarget(Target):
     """
 
     def _open(self, model: Any, variables: Any, prior_scale: Any, *head: Any) -> tuple[Any, ...]:
+        """Return the network, and of all z the start, and mean and scale of the prior."""
         check_network(model, stochastic=True)
         self.layers = some_stochastic_layers(model)
         for layer in self.layers:
@@ -171,7 +172,13 @@ def _independent_parts(posterior: Any) -> list[tfd.Distribution]:
     owners = _owners(posterior) or [posterior]
     parts = [_distribution_of(owner) for owner in owners]
     if len(parts) > 1 and any(_shares_its_component(owner) for owner in owners):
-        parts = [_joined_mixture(parts)]
+        joined = _joined_mixture(parts)
+        if joined is None:
+            raise ValueError(
+                "`posterior` has no density of all z together, since the layers' mixtures of flows "
+                "share their component: take posteriors with shared_components=False."
+            )
+        parts = [joined]
     for part in parts:
         if not isinstance(part, tfd.Distribution) or tuple(part.batch_shape):
             raise ValueError(

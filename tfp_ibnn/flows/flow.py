@@ -49,7 +49,8 @@ class Flow(SavesRandomState, Conditional):
     mixes_draws: ClassVar[bool] = False
     """Whether what becomes of a draw in training depends on the others, as by batch statistics.
 
-    It is assumed of a class with a `forward_and_log_det` of its own that does not declare it.
+    It is assumed of each class that defines a `forward_and_log_det`, or inherits one that is not
+    `Flow`'s, unless that class itself declares it.
     """
 
     stackable: ClassVar[bool] = False
@@ -151,6 +152,7 @@ class Flow(SavesRandomState, Conditional):
         """Return a new key for a bijector's noise, or None if the log-determinant is exact."""
         if self.exact_log_det:
             return None
+        # On TensorFlow a key is of int32.
         seed = ops.mod(self.seed_generator.next(), 2**31 - 2)
         return ops.cast(seed, KEY_DTYPE)
 

@@ -44,6 +44,7 @@ class _Eigenvectors(Structure):
         return ops.matmul(along, ops.transpose(vectors))
 
     def variance(self, features: Tensor, scale: Scale) -> Tensor:
+        # Of a last Dense layer alone: each vector is a kernel (inputs, outputs).
         vectors, values = self._decomposition(features.dtype)
         inputs = features.shape[-1]
         rank = vectors.shape[-1]

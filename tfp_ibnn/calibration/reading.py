@@ -121,7 +121,12 @@ def read(
 
 
 def joined(parts: list[Examples], name: str) -> Examples:
-    """Return the examples of all parts, or raise if their shapes differ."""
+    """Return the examples of all parts, or raise if their shapes differ.
+
+    Args:
+        parts: the examples of each batch.
+        name: of the data, for the error.
+    """
     arrays = [keras.tree.flatten(tuple(part)) for part in parts]
     for alike in zip(*arrays, strict=True):
         shapes = {array.shape[1:] for array in alike if array is not None}

@@ -99,7 +99,13 @@ class Likelihood(Configured):
         return {"": arrays}
 
     def join_rows(self, kind: str, values: dict[str, np.ndarray], numbers: np.ndarray) -> Any:
-        """Put together the rows of all outputs; `numbers` has the place of each row's output."""
+        """Put together the rows of all outputs.
+
+        Args:
+            kind: what they are: "outputs", "y" or "prediction".
+            values: the rows of each output, by its name.
+            numbers: the place of each row's output among the outputs, (rows,).
+        """
         return values[""]
 
     def check_outputs(self, outputs: Any) -> None:

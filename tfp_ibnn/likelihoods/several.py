@@ -114,7 +114,13 @@ class Several(Likelihood):
     def fit(
         self, outputs: np.ndarray, y: np.ndarray, weight: np.ndarray | None = None
     ) -> dict[str, Any]:
-        """Return the parameter of each output, fitted to its own rows."""
+        """Return the parameter of each output, fitted to its own rows.
+
+        Args:
+            outputs: the rows of all outputs, as `join_rows` puts them together.
+            y: their targets.
+            weight: how often each row counts; None is once.
+        """
         return self.parameter(outputs, y, True, weight)
 
     def parameter(
@@ -160,7 +166,14 @@ class Several(Likelihood):
         seed: int,
         weight: np.ndarray | None = None,
     ) -> dict[str, float]:
-        """Return the sum of the NLLs, and each output's scores, which begin with its name."""
+        """Return the sum of the NLLs, and each output's scores, which begin with its name.
+
+        Args:
+            prediction: the rows of all outputs.
+            y: their targets.
+            seed: of what is drawn for a score.
+            weight: how often each row counts; None is once.
+        """
         nll = self.nll(prediction, y)
         evidence = {"NLL": float(np.average(nll, weights=weight))}
         rows = self.split_rows(prediction=prediction, y=y, weight=weight)

@@ -1,4 +1,7 @@
-"""Draw figures of README and pages into `docs/images/`: python docs/figures.py [NAME ...]."""
+"""Draw the figures of pages and of lab reports: python docs/figures.py [NAME ...].
+
+Those of pages go to `docs/images/`, those of a study to its folder in `results/`.
+"""
 
 import json
 import os
@@ -23,7 +26,15 @@ from tfp_ibnn.plots import COLORS
 
 BLUE, ORANGE, GREEN = COLORS[:3]
 IMAGES = Path(__file__).parent / "images"
-VGG16 = Path(__file__).parents[1] / "results" / "vgg16"
+RESULTS = Path(__file__).parents[1] / "results"
+VGG16 = RESULTS / "vgg16"
+STUDIES = {
+    "novelty": "novelty",
+    "elephant": "novelty",
+    "places": "places",
+    "when_flows_pay": "quality",
+}
+"""The study that a figure belongs to; other figures are those of pages."""
 sys.path.append(str(Path(__file__).parents[1] / "scripts"))
 
 
@@ -35,7 +46,9 @@ def main() -> None:
     for draw in (f for f in figures if f.__name__ in sys.argv[1:] or not sys.argv[1:]):
         keras.utils.set_random_seed(0)
         figure = draw()
-        path = IMAGES / f"{draw.__name__}.png"
+        name = draw.__name__
+        folder = RESULTS / STUDIES[name] if name in STUDIES else IMAGES
+        path = folder / f"{name}.png"
         figure.savefig(path, dpi=130)
         with Image.open(path) as image:  # 256 colours are a third of the bytes
             image.convert("RGB").quantize(256).save(path, optimize=True)

@@ -18,6 +18,9 @@ RESULTS = sorted(ROOT.glob("results/**/README.md"), key=lambda path: (len(path.p
 # A link out of docs/, which leads to a file in a checkout, and in the site to a page made of it.
 _OUTSIDE = re.compile(r"\]\(((?:\.\./)*)\.\./((?:notebooks|results)/[^)#]*)")
 
+# A link out of results/ to a page of docs/, which the site has one folder higher.
+_INTO_DOCS = re.compile(r"\]\(((?:\.\./)+)docs/")
+
 # What pymdownx.arithmatex leaves of $...$ and of $$...$$.
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
@@ -62,7 +65,8 @@ def _notebook(path: Path) -> Iterator[tuple[str, str | bytes]]:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Lead links to notebooks and results to their pages."""
+    """Lead links between pages, notebooks and results to the places that they have in the site."""
+    markdown = _INTO_DOCS.sub(lambda match: f"]({match[1]}", markdown)
     return _OUTSIDE.sub(lambda match: f"]({match[1]}{match[2].replace('.ipynb', '.md')}", markdown)
 
 

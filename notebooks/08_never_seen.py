@@ -297,4 +297,4 @@ plt.show()
 # - Conformal sets keep their promise for known images, and sneakers get smaller sets than those. We first tried
 #   `"aps"`, whose sets had 5.6 classes and held the truth every time, since the network is so certain; `"lac"` gives the smallest sets.
 #
-# One small network, one seed and the hardest kind of novelty are an example, not evidence: `docs/novelty.md` leaves out each class in turn.
+# One small network, one seed and the hardest kind of novelty are an example, not evidence: `results/novelty/README.md` leaves out each class in turn.

@@ -35,7 +35,14 @@ from scipy import stats
 from lib import store
 from lib.scoring import HELD_OUT, SCORES
 
-PAGES = ("README.md", "results/README.md", "docs/choosing.md")
+PAGES = (
+    "README.md",
+    "docs/choosing.md",
+    *(
+        f"results/{name}/README.md"
+        for name in ("vgg16", "lenet", "mnist_mlp", "lenet5", "cifar5", "frozen", "toy2d")
+    ),
+)
 """Texts of the repository that have such tables."""
 
 _MAIN = {key: SCORES[key] for key in ("accuracy", "nll", "ece")}

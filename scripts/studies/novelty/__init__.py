@@ -16,7 +16,6 @@ from studies.command import Study
 STUDY = Study(
     name="novelty",
     results="results/novelty",
-    pages=("docs/novelty.md", "docs/elephant.md"),
 )
 
 

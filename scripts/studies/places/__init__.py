@@ -16,7 +16,6 @@ from studies.command import Study
 STUDY = Study(
     name="places",
     results="results/places",
-    pages=("docs/places.md",),
 )
 
 

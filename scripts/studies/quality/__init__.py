@@ -15,7 +15,6 @@ from studies.command import Study
 STUDY = Study(
     name="quality",
     results="results/quality",
-    pages=("docs/when_flows_pay.md",),
 )
 
 

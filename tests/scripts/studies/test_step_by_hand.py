@@ -66,7 +66,7 @@ def test_the_page_has_the_stored_ratios():
 
 
 def test_the_page_of_places_has_the_stored_ratios():
-    page = (ROOT / "docs" / "places.md").read_text(encoding="utf-8")
+    page = (ROOT / "results" / "places" / "README.md").read_text(encoding="utf-8")
     stored = json.loads((ROOT / "results" / "places" / "by_hand.json").read_text())
     one, two, three = (f"{row['ratio']:.2f}" for row in stored["rows"][1:])
     assert re.search(rf"{two}, {one}\s+and {three}", page)

@@ -154,7 +154,7 @@ for row, (name, (title,)) in zip(axes, density_study.PAIRS.items(), strict=True)
 #
 # The checkerboard, by four kinds of flows. Planar flows fold space along lines, affine couplings shift and stretch one
 # axis by the other, autoregressive flows do so for both axes in turn, and splines bend each axis as the other says.
-# `docs/densities.md` has the numbers, over three seeds.
+# `results/density/README.md` has the numbers, over three seeds.
 
 # %%
 kinds = {

@@ -247,4 +247,4 @@ plt.show()
 #   SGHMC, noise z and SWAG.
 # - In the plane SGHMC, which samples the posterior of all weights under a prior, is the least certain far away.
 #
-# One network and one seed are an example, not evidence: `docs/which_method.md` has three seeds of three larger problems.
+# One network and one seed are an example, not evidence: `results/methods/README.md` has three seeds of three larger problems.

@@ -12,10 +12,10 @@ r"""Measure what the noise costs, and print it beside the targets.
     growth        exponents of cost against samples, batch, channels and depth
     gpu           a step of VGG16 on a GPU; by itself, and the only group with KERAS_BACKEND=jax
 
-Every number is the minimum over repeats that take turns, all in one run; docs/performance.md has
-the details. A target that is missed is shown. The exit status is 1 where a ratio is worse than the
-stored one by more than the noise of the two runs; with --short, where it is more than twice as
-large. A run that is stored takes the place of the old one, and exits with 0.
+Every number is the minimum over repeats that take turns, all in one run; the details are in
+results/benchmark/README.md. A target that is missed is shown. The exit status is 1 where a ratio is
+worse than the stored one by more than the noise of the two runs; with --short, where it is more
+than twice as large. A run that is stored takes the place of the old one, and exits with 0.
 
 Examples:
     python scripts/benchmark.py
@@ -52,7 +52,7 @@ CPU = (
 SHORT = ("training", "prediction", "parameters")
 SHORT_FACTOR = 2.0
 RESULTS = Path("results/benchmark")
-PAGE, IMAGES = Path("docs/performance.md"), Path("docs/images")
+PAGE = RESULTS / "README.md"  # its figures lie beside it
 COMPARED, SEEDS = {"qmc": 32, "iid": 128}, 16
 
 
@@ -193,7 +193,8 @@ def show_stored(record):
 
     # Whole runs: the other files of the folder have parts of one, or another form.
     paths = (RESULTS / f"{name}.json" for name in ("cpu", "gpu_jax", "gpu_tensorflow"))
-    save_figures([r for path in paths if path.exists() for r in record.read(path)["rows"]], IMAGES)
+    rows = [row for path in paths if path.exists() for row in record.read(path)["rows"]]
+    save_figures(rows, PAGE.parent)
     files.write_text(PAGE, record.fill(PAGE.read_text(encoding="utf-8"), RESULTS))
 
 

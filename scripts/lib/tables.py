@@ -37,10 +37,18 @@ from lib.scoring import HELD_OUT, SCORES
 
 PAGES = (
     "README.md",
-    "docs/choosing.md",
     *(
         f"results/{name}/README.md"
-        for name in ("vgg16", "lenet", "mnist_mlp", "lenet5", "cifar5", "frozen", "toy2d")
+        for name in (
+            "vgg16",
+            "lenet",
+            "mnist_mlp",
+            "lenet5",
+            "cifar5",
+            "frozen",
+            "toy2d",
+            "defaults",
+        )
     ),
 )
 """Texts of the repository that have such tables."""

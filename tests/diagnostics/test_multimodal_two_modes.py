@@ -1,4 +1,4 @@
-"""Ways to several modes, on one posterior that has two; docs/is_it_right.md has the numbers.
+"""Ways to several modes, on one posterior that has two; results/two_modes has the numbers.
 
 y = z2 tanh(z1 x) + noise, with the prior N(0, 1): z and -z give the same function. The same numbers
 are z of a network whose weights are 1, and weights of a network without z.
@@ -24,7 +24,7 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(N, 1)).astype("float32")
 Y = (1.2 * np.tanh(1.5 * X) + SIGMA * RNG.normal(size=(N, 1))).astype("float32")
 PRIOR = {"prior_loc": 0.0, "prior_scale": 1.0, "beta": 1.0}
-PAGE = Path(__file__).parents[2] / "docs" / "is_it_right.md"
+PAGE = Path(__file__).parents[2] / "results" / "two_modes" / "README.md"
 
 # The number of modes, and log evidence - ELBO in nats.
 EXPECTED = {

@@ -497,7 +497,7 @@ def test_steps_are_timed_and_elbos_are_bounds_of_one_evidence(monkeypatch, tmp_p
 @pytest.mark.once
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_the_page_has_the_stored_steps_and_elbos(backend):
-    page = (Path(__file__).parents[2] / "docs" / "choosing.md").read_text(encoding="utf-8")
+    page = (STORED.parent / "joint" / "README.md").read_text(encoding="utf-8")
     stored = json.loads((STORED / f"joint_{backend}.json").read_text())
     # The script has moved since the run.
     command = stored["command"].replace("scripts/time_joint.py", "scripts/study.py joint_time")

@@ -243,7 +243,7 @@ def child(sandbox, results):
             finally:
                 watch.active = False
             # A failed `predict` leaves a tf.data iterator in a reference cycle. TensorFlow may take
-            # as long to delete it as it has lived, up to a minute: see docs/robustness.md.
+            # as long to delete it as it has lived, up to a minute: results/robustness/README.md.
             gc.collect()
             tell(end=number, label=campaign.label, outside=list(watch.found), **found)
         tell(done=True)

@@ -28,8 +28,8 @@ from studies.laplace_torch import cases as laplace_cases
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results" / "benchmark"
-PAGE = ROOT / "docs" / "performance.md"
-LAPLACE = ROOT / "docs" / "laplace.md"
+PAGE = RESULTS / "README.md"
+LAPLACE = RESULTS / "laplace" / "README.md"
 SCRIPT = ROOT / "scripts" / "benchmark.py"
 
 
@@ -224,9 +224,8 @@ def test_rows_of_laplace_are_kept_one_by_one(laplace_run, monkeypatch, tmp_path,
     command = importlib.import_module("studies.laplace_torch")
     script = importlib.import_module("studies.laplace_torch.run")
     monkeypatch.chdir(tmp_path)
-    page = tmp_path / "docs" / "laplace.md"
-    for folder in ("docs/images", "results/benchmark"):
-        (tmp_path / folder).mkdir(parents=True)
+    page = tmp_path / "results" / "benchmark" / "laplace" / "README.md"
+    page.parent.mkdir(parents=True)
     page.write_text(LAPLACE.read_text())
 
     def rows(known):
@@ -241,9 +240,9 @@ def test_rows_of_laplace_are_kept_one_by_one(laplace_run, monkeypatch, tmp_path,
     assert len(capsys.readouterr().out.splitlines()) == 2 * len(laplace_run)
     command.main(["--store", "--output", "here"])
     assert record.read("results/benchmark/laplace.json")["rows"] == laplace_run
-    assert "images/laplace_growth.png)" in page.read_text()
+    assert "(laplace_growth.png)" in page.read_text()
     assert "Not measured yet." not in page.read_text()
-    assert (tmp_path / "docs" / "images" / "laplace_growth.png").stat().st_size > 5_000
+    assert page.with_name("laplace_growth.png").stat().st_size > 5_000
     with pytest.raises(SystemExit):
         command.parse(["--threads", "0"])
     assert "--threads must be at least 1; got 0" in capsys.readouterr().err

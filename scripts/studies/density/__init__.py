@@ -15,7 +15,6 @@ from studies.command import Study
 STUDY = Study(
     name="density",
     results="results/density",
-    pages=("docs/densities.md",),
 )
 
 

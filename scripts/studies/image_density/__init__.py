@@ -16,7 +16,6 @@ from studies.command import Study
 STUDY = Study(
     name="image_density",
     results="results/image_density",
-    pages=("docs/densities.md",),
     seeds=1,
     options={
         "minutes": {"type": float, "default": 10.0, "help": "of each task (default 10)"},

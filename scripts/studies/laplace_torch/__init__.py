@@ -11,7 +11,8 @@ here it is a row of the input factor.
 With --time, on Fashion-MNIST, fits and predictions of both are timed in turns, with as many
 threads; --growth times ours for more parameters, classes and examples. Every row is written to
 --output as soon as it is measured; --resume continues a run that was stopped. --store takes what is
-in --output, both runs, to results/benchmark, and shows it in docs/laplace.md.
+in --output, both runs, to results/benchmark, and shows it in
+results/benchmark/laplace/README.md.
 
 Examples:
     python scripts/study.py laplace_torch
@@ -27,7 +28,8 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
-RESULTS, PAGE = Path("results/benchmark"), Path("docs/laplace.md")
+RESULTS = Path("results/benchmark")
+PAGE = RESULTS / "laplace" / "README.md"
 CASES = ("last_layer full", "last_layer diag", "last_layer kron", "all diag", "all kron")
 
 

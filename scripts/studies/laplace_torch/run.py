@@ -18,7 +18,7 @@ from lib.data import load
 from studies.laplace_torch import PAGE, RESULTS
 from studies.laplace_torch import cases as laplace_cases
 
-FIGURE = "![Seconds of fit and prediction, by size](images/laplace_growth.png)"
+FIGURE = "![Seconds of fit and prediction, by size](laplace_growth.png)"
 PEER = Path(__file__).with_name("peer.py")
 CLASSES = 10
 PLACES = ("output", "peer_python", "resume", "store")  # options that no number depends on
@@ -84,7 +84,7 @@ def store(output):
     for name, run in runs.items():
         files.write_json(RESULTS / f"{name}.json", run)
     grown = laplace_cases.figure(runs["laplace_growth"]["rows"])
-    figures.save(grown, PAGE.parent / "images" / "laplace_growth.png")
+    figures.save(grown, PAGE.with_name("laplace_growth.png"))
     text = PAGE.read_text(encoding="utf-8").replace("<!-- figure of growth -->", FIGURE)
     files.write_text(PAGE, record.fill(text, RESULTS))
 

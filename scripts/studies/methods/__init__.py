@@ -16,7 +16,6 @@ from studies.command import Study
 STUDY = Study(
     name="methods",
     results="results/methods",
-    pages=("docs/which_method.md",),
 )
 
 

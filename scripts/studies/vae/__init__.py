@@ -19,7 +19,6 @@ from studies.command import Study
 STUDY = Study(
     name="vae",
     results="results/vae",
-    pages=("docs/autoencoders.md",),
     options={
         "methods": {"nargs": "+", "metavar": "METHOD", "help": "posteriors (default: all)"},
         "epochs": {"type": int, "help": "of training, at most (default: 400)"},

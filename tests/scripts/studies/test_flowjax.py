@@ -37,7 +37,7 @@ def test_flowjax_has_the_flows_that_are_compared(monkeypatch):
     assert set(run.FLOWS) <= density.FLOWS.keys()
 
 
-@pytest.mark.parametrize("page", ["results/density/README.md", "docs/densities.md"])
+@pytest.mark.parametrize("page", ["results/density/README.md"])
 def test_pages_show_the_stored_runs(page):
     found = tables.tables(tasks.read(ROOT / "results" / "density", "peers.jsonl"))
     text = (ROOT / page).read_text()

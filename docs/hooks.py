@@ -15,11 +15,14 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
 RESULTS = sorted(ROOT.glob("results/**/README.md"), key=lambda path: (len(path.parts), path))
 
-# A link out of docs/, which leads to a file in a checkout, and in the site to a page made of it.
-_OUTSIDE = re.compile(r"\]\(((?:\.\./)*)\.\./((?:notebooks|results)/[^)#]*)")
+# A link from a page of docs/ to a notebook or a report, which the site has one folder lower.
+_OUT_OF_DOCS = re.compile(r"\]\(((?:\.\./)*)\.\./((?:notebooks|results)/)")
 
-# A link out of results/ to a page of docs/, which the site has one folder higher.
+# A link from a report to a page of docs/, which the site has one folder higher.
 _INTO_DOCS = re.compile(r"\]\(((?:\.\./)+)docs/")
+
+# A notebook, of which the site has a page.
+_NOTEBOOK = re.compile(r"(\]\([^)\s]*notebooks/[^)\s]*)\.ipynb")
 
 # What pymdownx.arithmatex leaves of $...$ and of $$...$$.
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
@@ -64,10 +67,12 @@ def _notebook(path: Path) -> Iterator[tuple[str, str | bytes]]:
     yield f"{path.stem}.md", "\n\n".join(text)
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Lead links between pages, notebooks and results to the places that they have in the site."""
-    markdown = _INTO_DOCS.sub(lambda match: f"]({match[1]}", markdown)
-    return _OUTSIDE.sub(lambda match: f"]({match[1]}{match[2].replace('.ipynb', '.md')}", markdown)
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Lead links between pages, notebooks and reports to the places that they have in the site."""
+    markdown = _NOTEBOOK.sub(r"\1.md", markdown)
+    if page.file.src_uri.startswith("results/"):
+        return _INTO_DOCS.sub(r"](\1", markdown)
+    return _OUT_OF_DOCS.sub(r"](\1\2", markdown)
 
 
 def on_page_content(content: str, **_: Any) -> str:

@@ -29,9 +29,10 @@ def filled(text, tag, tables):
     )
 
 
-def fill_tables(pages, tag, tables):
-    for page in map(Path, pages):
-        write_text(page, filled(page.read_text(encoding="utf-8"), tag, tables))
+def fill_tables(page, tag, tables):
+    """Fill the tables of a page."""
+    page = Path(page)
+    write_text(page, filled(page.read_text(encoding="utf-8"), tag, tables))
 
 
 def write_json(path, content):

@@ -50,8 +50,9 @@ def apart(function, *task):
         return pool.submit(function, *task).result()
 
 
-def write_tables(folder, name, tables, pages=()):
-    """Write tables, by title, to `table.md` of a folder, and fill those of pages from them."""
+def write_tables(folder, name, tables, report=None):
+    """Write tables, by title, to `table.md` of a folder, and fill those of a report from them."""
     sections = [f"## {title}\n\n{table}\n" for title, table in tables.items()]
     files.write_text(Path(folder) / "table.md", "\n".join(sections))
-    files.fill_tables(pages, name, tables)
+    if report is not None:
+        files.fill_tables(report, name, tables)

@@ -16,13 +16,10 @@ class Study(NamedTuple):
     """
 
     name: str
-    """Of its folder in `studies`; its tables have this tag in pages."""
+    """Of its folder in `studies`; its tables have this tag in its report."""
 
     results: str
     """The folder in which its records are stored."""
-
-    pages: tuple[str, ...] = ()
-    """Pages that show its tables, beside the README of `results`."""
 
     seeds: int = 3
     """How many, from 0 on, are run if none are named."""
@@ -34,9 +31,9 @@ class Study(NamedTuple):
     """Names of lists in `run`, which `--pairs` takes as well; the first is run by default."""
 
     @property
-    def shown_in(self):
-        """All pages that show its tables."""
-        return (f"{self.results}/README.md", *self.pages)
+    def report(self):
+        """The page that shows its tables."""
+        return f"{self.results}/README.md"
 
     def main(self, argv, description):
         """Run the study, or only write its tables, as the command line says; return the status."""
@@ -60,8 +57,8 @@ class Study(NamedTuple):
             names = ("quick", "jobs", "data_dir", *self.options)
             values = {name: getattr(options, name) for name in names}
             failed = run.run_all(pairs, options.seeds, output, **values)
-        pages = self.shown_in if output == self.results else ()
-        tasks.write_tables(output, self.name, tables.tables(tasks.read(output)), pages)
+        report = self.report if output == self.results else None
+        tasks.write_tables(output, self.name, tables.tables(tasks.read(output)), report)
         print(f"Written to {output}; {failed} tasks failed.")
         return 1 if failed else 0
 

@@ -41,7 +41,7 @@ def execute(options):
                 shown = (f"{x['log-likelihood']:.4f} nats, {x['seconds']:.0f} s" for x in both)
                 print(f"{flow}, {pair}, seed {seed}: ours {'; FlowJAX '.join(shown)}", flush=True)
     if options.output == RESULTS:
-        files.fill_tables(DENSITY.shown_in, "flowjax", tables.tables(read(RESULTS, path.name)))
+        files.fill_tables(DENSITY.report, "flowjax", tables.tables(read(RESULTS, path.name)))
 
 
 def compared(pair, seed, flow, options):

@@ -63,10 +63,9 @@ def test_the_first_epoch_does_not_count():
     assert study.milliseconds([9.0, 0.02, 0.03, 0.02], 10_000) == 1.0
 
 
-@pytest.mark.parametrize("page", STUDY.shown_in)
-def test_pages_show_the_stored_runs(page):
+def test_the_report_shows_the_stored_runs():
     tables = density_tables.tables(tasks.read(ROOT / STUDY.results))
-    text = (ROOT / page).read_text()
+    text = (ROOT / STUDY.report).read_text()
     blank = re.sub("(<!-- density: .* -->\n)[^<]*", r"\1old\n", text)
     assert blank != text
     assert files.filled(blank, "density", tables) == text

@@ -55,10 +55,9 @@ def test_flows_are_not_compared_with_the_draws_they_were_fitted_to():
     assert f"| + {study.BY_DRAWS} | 1.00 | - | 2.0000 |" in found
 
 
-@pytest.mark.parametrize("page", STUDY.shown_in)
-def test_pages_show_the_stored_runs(page):
+def test_the_report_shows_the_stored_runs():
     tables = quality_tables.tables(tasks.read(ROOT / STUDY.results))
-    text = (ROOT / page).read_text()
+    text = (ROOT / STUDY.report).read_text()
     blank = re.sub("(<!-- quality: .* -->\n)[^<]*", r"\1old\n", text)
     assert blank != text
     assert files.filled(blank, "quality", tables) == text

@@ -6,6 +6,7 @@ import numpy as np
 import tfp_ibnn as ibnn
 from lib.legal_models.draw import build
 from lib.legal_models.trial import Inapplicable, Trial, Wrong
+from lib.legal_models.uses import check_means
 
 __all__ = ["quantized"]
 
@@ -26,7 +27,9 @@ def quantized(trial: Trial) -> None:
         found = trial.outputs(plain(trial.x))
     except Exception as error:  # whatever Keras has against it
         raise Inapplicable("a model that Keras does not quantize") from error
-    _near("the quantized model converted", trial.quiet(_converted(trial, plain)), found)
+    converted = _converted(trial, plain)
+    check_means(converted)
+    _near("the quantized model converted", trial.quiet(converted), found)
     before = trial.quiet()
     error = _distance(trial.outputs(folded(trial.x)), before)
     trial.sto.quantize("int8")

@@ -15,16 +15,21 @@ from lib.legal_models import answers
 from lib.legal_models.draw import Head
 from lib.legal_models.trial import JAX, Inapplicable, Trial, Wrong, array
 
-__all__ = ["CHECKS", "losses_for"]
+__all__ = ["check_means", "losses_for"]
 
 
-def noise_off(trial: Trial) -> None:
-    """Without noise, a fresh copy computes what the original does."""
-    for layer in ibnn.stochastic_layers(trial.sto):
+def check_means(model: keras.Model) -> None:
+    """Raise if a posterior, such as a mixture, has a mean that does not start at one."""
+    for layer in ibnn.stochastic_layers(model):
         mean = getattr(layer.posterior, "mean", getattr(layer.posterior, "z", None))
         mean = getattr(mean, "mean", mean)
         if mean is not None and np.abs(array(mean()) - 1).max() > 1e-6:
             raise Inapplicable("a mean that does not start at one")
+
+
+def noise_off(trial: Trial) -> None:
+    """Without noise, a fresh copy computes what the original does."""
+    check_means(trial.sto)
     for found, wanted in zip(trial.quiet(), trial.plain, strict=True):
         trial.close("the output without noise", found, wanted)
 

@@ -250,14 +250,3 @@ def file(trial: Trial) -> None:
     predicted = keras.tree.flatten(trial.average(loaded)(trial.x))
     for found, value in zip(predicted, wanted, strict=True):
         trial.close("the prediction of the loaded model", found, value, times=30)
-
-
-CHECKS: dict[str, Callable[[Trial], None]] = {
-    "folded": folded,
-    "monte_carlo": monte_carlo,
-    "batches": batches,
-    "scores": scores,
-    "plain_loss": plain_loss,
-    "file": file,
-    "exported": exported,
-}

@@ -4,11 +4,13 @@ PYTHON ?= python3
 VENV := .venv
 VENV_JAX := .venv-jax
 VENV_PEERS := .venv-peers
+VENV_BEAM := .venv-beam
 
 # Written when an environment is complete; older than its requirements, it is brought up to date.
 TF := $(VENV)/.installed
 JAX := $(VENV_JAX)/.installed
 PEERS := $(VENV_PEERS)/.installed
+BEAM := $(VENV_BEAM)/.installed
 
 # That of the backend which KERAS_BACKEND names.
 ACTIVE := $(if $(filter jax,$(KERAS_BACKEND)),$(VENV_JAX),$(VENV))
@@ -32,7 +34,7 @@ SHARED := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/$(VENV_JAX)/compiled \
 # Several processes on one GPU: none takes all of its memory.
 SHARE_GPU := TF_FORCE_GPU_ALLOW_GROWTH=true XLA_PYTHON_CLIENT_PREALLOCATE=false
 
-.PHONY: help venv venv-jax gpu train reproduce test coverage test-jax test-gpu test-slow test-versions robustness bench peers lint format docs notebooks wheel clean
+.PHONY: help venv venv-jax beam gpu train reproduce test coverage test-jax test-gpu test-slow test-versions test-beam robustness bench peers lint format docs notebooks wheel clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -40,6 +42,8 @@ help: ## List the targets
 venv: $(TF) ## Make or update .venv (TensorFlow)
 
 venv-jax: $(JAX) ## Make or update .venv-jax (JAX, without TensorFlow)
+
+beam: $(BEAM) ## Make or update .venv-beam, for scripts/score.py
 
 gpu: $(ACTIVE)/.installed ## Add CUDA for an NVIDIA GPU; KERAS_BACKEND=jax to .venv-jax
 	$(ACTIVE)/bin/python -m pip install $(if $(filter jax,$(KERAS_BACKEND)),\
@@ -73,6 +77,9 @@ test-slow: $(TF) $(JAX) ## Run the long trainings, on both backends
 
 test-versions: ## Try old and new versions of Keras and the backends, an hour; ARGS="keras-3.12"
 	$(QUIET) $(ONE_THREAD) $(UNOPTIMISED) $(PYTHON) scripts/versions.py $(ARGS)
+
+test-beam: $(TF) $(BEAM) ## Test scripts/score.py, three minutes
+	KERAS_BACKEND=tensorflow $(QUIET) $(VENV)/bin/python -m pytest tests/scripts/test_score.py $(ARGS)
 
 robustness: $(TF) ## Try hostile and broken input, ten minutes; ARGS="--scale 0.1"
 	$(VENV)/bin/python scripts/robustness.py $(ARGS)
@@ -125,4 +132,10 @@ $(JAX): requirements-jax.txt pyproject.toml
 $(PEERS): requirements-peers.txt
 	test -x $(VENV_PEERS)/bin/python || $(PYTHON) -m venv $(VENV_PEERS)
 	$(VENV_PEERS)/bin/python -m pip install --quiet --no-compile -r requirements-peers.txt
+	touch $@
+
+# Without this package: exported files need none of it.
+$(BEAM): requirements-beam.txt
+	test -x $(VENV_BEAM)/bin/python || $(PYTHON) -m venv $(VENV_BEAM)
+	$(VENV_BEAM)/bin/python -m pip install --quiet --no-compile -r requirements-beam.txt
 	touch $@

@@ -1,14 +1,14 @@
 r"""Score tables of any size with an exported file, on an Apache Beam runner.
 
 The model is an .onnx or .tflite file, or the folder of a SavedModel, written by `python -m tfp_ibnn
-export`. The tables are Parquet or CSV files. All outputs of the model become columns: mean, entropy,
-epistemic and so on, in Parquet as lists where they have several entries. Rows that cannot be scored
-go to OUTPUT/_bad with the reason. What is interrupted goes on where it stopped when the command is
-given again.
+export`. The tables are Parquet or CSV files. All outputs of the model become columns: mean,
+entropy, epistemic and so on, in Parquet as lists where they have several entries. Rows that cannot
+be scored go to OUTPUT/_bad with the reason. What is interrupted goes on where it stopped when the
+command is given again.
 
 It needs `make beam`, an environment of its own, and runs on this machine unless `--runner` names
-another one, such as FlinkRunner, SparkRunner or DataflowRunner. Options that are not listed below
-go to Beam.
+another one, such as FlinkRunner, SparkRunner or DataflowRunner; options that are not listed below
+then go to Beam.
 
 Examples:
     .venv-beam/bin/python scripts/score.py model.onnx input.parquet --output scored
@@ -28,8 +28,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 def main(argv=None):
     options, beam_options = parse(argv)
     try:
-        import apache_beam  # noqa: F401
-        import pyarrow  # noqa: F401
+        import bulk.job  # noqa: F401
     except ImportError as error:
         print(f"error: {error}. `make beam` makes the environment .venv-beam.", file=sys.stderr)
         return 2
@@ -71,7 +70,10 @@ def parse(argv):
         default=os.cpu_count(),
         help="processes on this machine (default: one for each core)",
     )
-    return parser.parse_known_args(argv)
+    options, others = parser.parse_known_args(argv)
+    if others and options.runner is None:
+        parser.error(f"unrecognized arguments: {' '.join(others)} (Beam's need --runner)")
+    return options, others
 
 
 def above_0(text):
@@ -82,11 +84,8 @@ def above_0(text):
 
 
 def score(options, beam_options):
-    import logging
-
     from bulk.job import Job
 
-    logging.getLogger().setLevel(logging.ERROR)
     if options.runner is not None:
         beam_options = [f"--runner={options.runner}", *beam_options]
     job = Job(

@@ -148,9 +148,7 @@ def _numbers(column: pa.ChunkedArray) -> np.ndarray:
     return numbers.reshape(rows, -1)
 
 
-def _example(
-    values: dict[str, Any], shape: tuple[int | None, ...], dtype: np.dtype
-) -> np.ndarray:
+def _example(values: dict[str, Any], shape: tuple[int | None, ...], dtype: np.dtype) -> np.ndarray:
     """Return the example of one row.
 
     Raises:
@@ -172,9 +170,9 @@ def _example(
 
 def _cell(name: str, value: Any, dtype: np.dtype) -> np.ndarray:
     """Return what is in a cell."""
-    if value is None or value == "" and dtype != object:
+    if value is None or value == "" and dtype.kind != "O":
         raise ValueError(f"{name} is missing")
-    if dtype == object:
+    if dtype.kind == "O":
         return np.asarray(value, object)
     try:
         numbers = np.asarray(value, "float64")

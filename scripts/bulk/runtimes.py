@@ -57,7 +57,14 @@ def open_model(path: str) -> Model:
     openers = {".onnx": _open_onnx, ".tflite": _open_litert}
     opener = openers.get(os.path.splitext(path)[1], _open_saved_model)
     with tempfile.TemporaryDirectory() as folder:
-        run, outputs, text = opener(_local(path, Path(folder)))
+        place = _local(path, Path(folder))
+        try:
+            run, outputs, text = opener(place)
+        except ImportError:
+            raise
+        except Exception as error:  # each runtime has its own
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise ValueError(f"{path} cannot be opened: {lines[0]}") from error
     if text is None:
         raise ValueError(f"{path} was not written by `python -m tfp_ibnn export`.")
     return Model(run, outputs, json.loads(text))

@@ -11,6 +11,7 @@ TF := $(VENV)/.installed
 JAX := $(VENV_JAX)/.installed
 PEERS := $(VENV_PEERS)/.installed
 BEAM := $(VENV_BEAM)/.installed
+WEB := .venv-web/.installed
 
 # That of the backend which KERAS_BACKEND names.
 ACTIVE := $(if $(filter jax,$(KERAS_BACKEND)),$(VENV_JAX),$(VENV))
@@ -34,7 +35,7 @@ SHARED := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/$(VENV_JAX)/compiled \
 # Several processes on one GPU: none takes all of its memory.
 SHARE_GPU := TF_FORCE_GPU_ALLOW_GROWTH=true XLA_PYTHON_CLIENT_PREALLOCATE=false
 
-.PHONY: help venv venv-jax beam gpu train reproduce test coverage test-jax test-gpu test-slow test-versions test-beam robustness bench peers lint format docs notebooks wheel clean
+.PHONY: help venv venv-jax beam gpu train reproduce test coverage test-jax test-gpu test-slow test-versions test-beam robustness bench peers lint format web docs notebooks wheel clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -98,7 +99,9 @@ format: $(TF) ## Fix what can be fixed, then format
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-docs: $(TF) ## Build the documentation into site/
+web: $(WEB) ## Fetch onnxruntime-web for the page docs/try.md; needs npm
+
+docs: $(TF) $(if $(shell command -v npm),$(WEB)) ## Build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict $(ARGS)
 
 notebooks: $(TF) ## Execute the notebooks, keeping their figures
@@ -138,4 +141,10 @@ $(PEERS): requirements-peers.txt
 $(BEAM): requirements-beam.txt
 	test -x $(VENV_BEAM)/bin/python || $(PYTHON) -m venv $(VENV_BEAM)
 	$(VENV_BEAM)/bin/python -m pip install --quiet --no-compile -r requirements-beam.txt
+	touch $@
+
+$(WEB): docs/try/package.json
+	mkdir -p $(@D)
+	cp $< $(@D)/
+	npm install --prefix $(@D) --ignore-scripts --no-audit --no-fund --silent
 	touch $@

@@ -15,6 +15,14 @@ ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
 RESULTS = sorted(ROOT.glob("results/**/README.md"), key=lambda path: (len(path.parts), path))
 
+# What runs networks in the browser, for the page try.md; `make web` fetches it.
+RUNTIME = ROOT / ".venv-web" / "node_modules" / "onnxruntime-web" / "dist"
+RUNTIME_FILES = (
+    "ort.wasm.bundle.min.mjs",
+    "ort-wasm-simd-threaded.mjs",
+    "ort-wasm-simd-threaded.wasm",
+)
+
 # A link from a page of docs/ to a notebook or a report, which the site has one folder lower.
 _OUT_OF_DOCS = re.compile(r"\]\(((?:\.\./)*)\.\./((?:notebooks|results)/)")
 
@@ -37,13 +45,18 @@ def on_config(config: Any) -> None:
 
 
 def on_files(files: Files, config: Any) -> None:
-    """Add the notebooks, with their outputs, and the results, with their figures and numbers."""
+    """Add notebooks with outputs, results with figures and numbers, and the browser's runtime."""
     for path in NOTEBOOKS:
         for name, content in _notebook(path):
             files.append(File.generated(config, f"notebooks/{name}", content=content))
     for path in (*RESULTS, *ROOT.glob("results/**/*.png"), *ROOT.glob("results/**/*.json")):
         name = path.relative_to(ROOT).as_posix()
         files.append(File.generated(config, name, abs_src_path=str(path)))
+    for name in RUNTIME_FILES:
+        if (RUNTIME / name).exists():
+            files.append(
+                File.generated(config, f"try/ort/{name}", abs_src_path=str(RUNTIME / name))
+            )
 
 
 def _notebook(path: Path) -> Iterator[tuple[str, str | bytes]]:

@@ -9,7 +9,9 @@ import tfp_ibnn as ibnn
 from tests.monte_carlo_tools import JAX, averaged, data, dense, set_weights, shallow
 from tfp_ibnn.__main__ import main
 from tfp_ibnn._core import command_line, extras
+from tfp_ibnn.export import exporting
 from tfp_ibnn.export.command import run
+from tfp_ibnn.export.exporting import _default_draws
 from tfp_ibnn.export.reading import open_exported
 
 pytestmark = [
@@ -32,7 +34,7 @@ def test_facts_threshold_and_class_names(format, tmp_path):
     confidence = np.sort(mean.max(axis=1))
     threshold = float(confidence[24:26].mean())
     path = tmp_path / FILES[format]
-    ibnn.export(mc, path, format=format, threshold=threshold, class_names="abc")
+    ibnn.export(mc, path, format=format, threshold=threshold, class_names=["a", "b", "c"])
     exported = open_exported(path)
     answer = exported.predict(x, batch_size=20)
     refused = ibnn.decide(mean, refuse=1 - threshold) == -1
@@ -79,13 +81,54 @@ def test_draws(tmp_path):
         assert open_exported(path).facts["samples"] == expected
 
 
-def test_an_ensemble_prints_its_size(tmp_path, capsys):
-    ensemble = ibnn.DeepEnsemble([shallow(), shallow()])
-    model = averaged(ibnn.DeepEnsemble([keras.Sequential([keras.Input((4,)), layers.Softmax()])]))
-    path = ibnn.export(model, tmp_path / "m.onnx", format="onnx")
+def softmax_network():
+    """One that computes nothing else, so that many of them are traced quickly."""
+    return keras.Sequential([keras.Input((3,)), layers.Softmax()])
+
+
+def softmax_mixture(count):
+    return ibnn.WeightMixture([softmax_network() for _ in range(count)])
+
+
+def of_statistics(count):
+    """MC batch normalization by mini-batches."""
+    model = keras.Sequential([keras.Input((3,)), layers.BatchNormalization(), layers.Softmax()])
+    return ibnn.MonteCarlo(model, count, batch_norm=data(40, 3), seed=0).inner
+
+
+def test_the_draws_of_a_finite_posterior_are_all_its_networks():
+    """At most 32 by default, unless there are more networks; never more than in Python."""
+    ensemble = ibnn.DeepEnsemble([softmax_network()] * 40)
+    halves = [ibnn.DeepEnsemble([softmax_network()] * 20) for _ in range(2)]
+    plain = keras.Sequential([keras.Input((3,)), layers.Dense(2)])
+    gaussian = ibnn.Laplace(plain, head="softmax", from_logits=True)
+    for model, expected in (
+        (ensemble, 40),
+        (softmax_mixture(40), 40),
+        (ibnn.WeightMixture(halves), 40),
+        (of_statistics(36), 36),
+        (ibnn.DeepEnsemble([softmax_network()] * 3), 32),
+        (gaussian, 32),
+        (shallow(), 32),
+    ):
+        assert _default_draws(model, 128, "onnx") == expected
+        assert _default_draws(model, 128, "saved_model") == 128
+        assert _default_draws(model, 10, "onnx") == 10
+
+
+def test_an_ensemble_is_whole_in_a_file(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(exporting, "_FIXED_DRAWS", 2)
+    chain = [keras.Input((4,)), layers.Dense(3, "softmax")]
+    models = [set_weights(keras.models.clone_model(keras.Sequential(chain)), i) for i in range(3)]
+    ensemble = averaged(ibnn.DeepEnsemble(models), seed=0)
+    path = ibnn.export(ensemble, tmp_path / "m.onnx", format="onnx")
     size = path.stat().st_size / 1e6
-    assert capsys.readouterr().out == f"{path}: 1 networks, {size:.3g} MB.\n"
-    assert averaged(ensemble, 4).samples == 4
+    assert capsys.readouterr().out == f"{path}: 3 networks, {size:.3g} MB.\n"
+    x = data(5, 4)
+    answer = open_exported(path).predict(x, 5)
+    np.testing.assert_allclose(answer["epistemic"], ensemble(x)["epistemic"], atol=1e-6)
+    exporting._print_size(path, 1)
+    assert ": 1 network, " in capsys.readouterr().out
 
 
 # -------------------------------------------------------------------------------------- refusals
@@ -132,6 +175,10 @@ def numbers():
     return averaged(shallow(None), 2, head="point")
 
 
+def labels():
+    return averaged(keras.Sequential([keras.Input((4,)), dense(2, "sigmoid")]), 2)
+
+
 @pytest.mark.parametrize(
     ("make", "options", "words"),
     [
@@ -141,6 +188,10 @@ def numbers():
         (noisy, {}, "draws random numbers by itself"),
         (strings, {}, "'text' takes strings.*after its TextVectorization"),
         (numbers, {"threshold": 0.5}, "`threshold` is for the confidence of a classifier"),
+        (labels, {"threshold": 0.9}, "`threshold` refuses examples with one answer.* 2 labels"),
+        (shallow, {"class_names": "abc"}, "`class_names` must be a list of names.*'abc'"),
+        (shallow, {"class_names": ["a", "b"]}, r"got 2 names, and outputs of \[3\] classes"),
+        (numbers, {"class_names": ["a", "b", "c"]}, "or be left out for numbers; got 3 names"),
         (shallow, {"draws": 2, "samples": 2}, "`samples` is another name for `draws`"),
         (shallow, {"quantization": "int8"}, "`quantization`.* for format='litert'; got 'onnx'"),
         (shallow, {"format": "tflite"}, "`format` must be .*'litert'.* got 'tflite'"),

@@ -21,7 +21,8 @@ from tfp_ibnn.prediction.monte_carlo import MonteCarlo, fixed_seed
 
 FORMATS = ("saved_model", "onnx", "litert")
 
-_DRAWS = 32  # by default, in a file without random numbers
+_DRAWS = 128  # by default, as in a `MonteCarlo`
+_FIXED_DRAWS = 32  # at most by default, in a file without random numbers
 
 
 def export(
@@ -63,11 +64,12 @@ def export(
         path: of a folder, or of a file that ends in ".onnx" or ".tflite". It is written
             completely or not at all.
         format: "saved_model", "onnx" or "litert".
-        draws: number of draws; None takes that of the `MonteCarlo`, at most 32 in ONNX and LiteRT.
+        draws: number of draws; None takes that of the `MonteCarlo`, or 128. ONNX and LiteRT files
+            have at most 32 by default, or all networks of a posterior with a finite number of them.
         seed: of the draws; None takes that of the `MonteCarlo`, or a random one.
         threshold: a confidence, such as that of `decisions.error_threshold`; the output `refuse` is
             true if the largest probability is below it.
-        class_names: names of the classes, for the metadata.
+        class_names: a list of the names of all classes or labels, for the metadata.
         input_signature: `keras.InputSpec` or arrays, by name or in a list as in Keras, for a model
             whose inputs are unknown because it has its own `call`.
         quantization: for "litert": "dynamic" stores weights in 8 bits, "float16" in 16, and "int8"
@@ -81,8 +83,8 @@ def export(
 
     Raises:
         ValueError: If something else is at the path, the inputs are unknown, `draws` or `seed` is
-            given for a decision, whose `fit` has fixed them, or the format cannot represent the
-            model.
+            given for a decision, whose `fit` has fixed them, `class_names` are not as many as the
+            classes, or the format cannot represent the model.
 
     Example:
         >>> import keras, tempfile, tfp_ibnn as ibnn
@@ -103,8 +105,8 @@ def export(
         )
     predicting = _with_fixed_draws(model, format, draws, seed)
     inputs = inputs_of(innermost(predicting), input_signature)
-    names = None if class_names is None else tuple(map(str, class_names))
-    served = Served(predicting, inputs, _checked_threshold(predicting, threshold), names)
+    threshold = _checked_threshold(predicting, threshold)
+    served = Served(predicting, inputs, threshold, _checked_names(class_names))
     path = Path(path)
     if format == "onnx":
         write_onnx(served, path, overwrite)
@@ -127,15 +129,30 @@ def _with_fixed_draws(model: Any, format: str, draws: int | None, seed: int | No
                     "or fit the decision to ibnn.MonteCarlo(model, draws, seed=seed)."
                 )
             return model
-        if draws is None and format != "saved_model":
-            draws = min(model.options()["samples"], _DRAWS)
+        if draws is None:
+            draws = _default_draws(model.inner, model.options()["samples"], format)
         return model.with_fixed_draws(draws, seed)
     is_plain = isinstance(model, keras.Model) and not stochastic_layers(model)
-    if draws is None and is_plain:
-        draws = 1
     if draws is None:
-        draws = 128 if format == "saved_model" else _DRAWS
+        draws = 1 if is_plain else _default_draws(model, _DRAWS, format)
     return MonteCarlo(model, draws, seed=fixed_seed(seed))
+
+
+def _default_draws(model: Any, requested: int, format: str) -> int:
+    """Return the number of draws in a file, if the user gives none.
+
+    Args:
+        model: what is averaged.
+        requested: number of draws in Python.
+        format: of the file. Where draws are constants, they are few, but no network of a finite
+            number of them is left out.
+    """
+    if format == "saved_model":
+        return requested
+    most = _FIXED_DRAWS
+    if isinstance(model, WeightPosterior):
+        most = max(most, model.modes, model.count or 1)
+    return min(requested, most)
 
 
 def _checked_threshold(model: Any, threshold: float | None) -> float | None:
@@ -152,11 +169,24 @@ def _checked_threshold(model: Any, threshold: float | None) -> float | None:
     return checks.finite("threshold", threshold)
 
 
+def _checked_names(class_names: Any) -> tuple[str, ...] | None:
+    """Return the names of classes, or raise for a single string."""
+    if class_names is None:
+        return None
+    if isinstance(class_names, str):
+        raise ValueError(
+            "`class_names` must be a list of names, such as ['cat', 'dog']; got the string "
+            f"{class_names!r}."
+        )
+    return tuple(map(str, class_names))
+
+
 def _print_size(path: Path, networks: int) -> None:
     """Print the size of a file that contains several networks."""
     files = [path] if path.is_file() else [x for x in path.rglob("*") if x.is_file()]
     megabytes = sum(x.stat().st_size for x in files) / 1e6
-    print(f"{path}: {networks} networks, {megabytes:.3g} MB.")
+    noun = "network" if networks == 1 else "networks"
+    print(f"{path}: {networks} {noun}, {megabytes:.3g} MB.")
 
 
 Exports.writer = staticmethod(export)

@@ -70,14 +70,38 @@ class Served(NamedTuple):
             **tensors: a batch, by the names of the inputs.
         """
         prediction = self.model.serve(self.inputs.pack(tensors))
+        self._check_class_names(prediction)
         if self.threshold is not None:
             prediction = {**prediction, "refuse": self._refuse(prediction["mean"])}
         return flat(prediction)
 
+    def _check_class_names(self, prediction: Any) -> None:
+        """Raise if the names are not as many as the classes of an output."""
+        if self.class_names is None:
+            return
+        counts = set()
+        likelihood = self.average.likelihood
+        predictions = likelihood.split(prediction)
+        for name, part in likelihood.parts.items():
+            width = predictions[name]["mean"].shape[-1]
+            if part.is_classifier:
+                counts |= {1, 2} if width == 1 else {width}
+        if len(self.class_names) not in counts:
+            raise ValueError(
+                "`class_names` must be as many as the classes, or be left out for numbers; got "
+                f"{len(self.class_names)} names, and outputs of {sorted(counts)} classes."
+            )
+
     def _refuse(self, mean: Tensor) -> Tensor:
         """Return whether the largest probability is below the threshold, for each example."""
+        width = mean.shape[-1]
+        if width != 1 and not self.average.likelihood.is_softmax:
+            raise ValueError(
+                f"`threshold` refuses examples with one answer, and this model has {width} labels: "
+                "leave it out, and compare each label's max(p, 1 - p), of the output `mean`."
+            )
         confidence = ops.max(mean, axis=-1)
-        if mean.shape[-1] == 1:
+        if width == 1:
             confidence = ops.maximum(confidence, 1 - confidence)
         return confidence < self.threshold
 

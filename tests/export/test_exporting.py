@@ -9,7 +9,7 @@ import tfp_ibnn as ibnn
 from tests.monte_carlo_tools import JAX, averaged, data, dense, set_weights, shallow
 from tfp_ibnn.__main__ import main
 from tfp_ibnn._core import command_line, extras
-from tfp_ibnn.export import exporting
+from tfp_ibnn.export import exporting, frozen
 from tfp_ibnn.export.command import run
 from tfp_ibnn.export.exporting import _default_draws
 from tfp_ibnn.export.reading import open_exported
@@ -160,6 +160,10 @@ def open_position():
     return averaged(network((None, 4), *parts, layers.Dense(3, "softmax")), 3)
 
 
+def open_recurrence():
+    return averaged(network((None, 4), layers.GRU(2), dense(3, "softmax")), 2)
+
+
 def noisy():
     return averaged(network((4,), Noise(), dense(3, "softmax")), 3)
 
@@ -185,6 +189,7 @@ def labels():
         (independent, {}, "without independent=True"),
         (open_dropout, {}, "depends on the size of its inputs.*Give the inputs a fixed size"),
         (open_position, {}, "depends on the size of its inputs"),
+        (open_recurrence, {}, "a loop whose length is not fixed.*give the inputs a fixed length"),
         (noisy, {}, "draws random numbers by itself"),
         (strings, {}, "'text' takes strings.*after its TextVectorization"),
         (numbers, {"threshold": 0.5}, "`threshold` is for the confidence of a classifier"),
@@ -201,6 +206,15 @@ def labels():
 def test_what_no_file_can_hold_is_refused(make, options, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         ibnn.export(make(), tmp_path / "m.onnx", **{"format": "onnx", **options})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("largest", [50, 400])
+def test_a_file_beyond_its_limit_is_refused(largest, tmp_path, monkeypatch):
+    """For its weights (24 numbers), or for its draws (64 times 4)."""
+    monkeypatch.setattr(frozen, "_LARGEST", largest)
+    with pytest.raises(ValueError, match="files end at 2 GB: give fewer `draws`, or export a Sav"):
+        ibnn.export(shallow(), tmp_path / "m.onnx", format="onnx", draws=64)
     assert list(tmp_path.iterdir()) == []
 
 

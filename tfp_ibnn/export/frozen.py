@@ -21,6 +21,8 @@ _MISSING = re.compile(r"(?:'tf\.|No Op registered for )(\w+)")
 _HASHES = frozenset({"BitwiseXor", "LeftShift", "RightShift"})
 """The operations that make draws, and the random numbers of `Conformal`."""
 
+_LARGEST = 2_000_000_000  # bytes; the formats end at 2 GiB
+
 
 def freeze(served: Served) -> Any:
     """Return the graph of a prediction; its draws, and all that depends on no input, are constants.
@@ -32,7 +34,8 @@ def freeze(served: Served) -> Any:
         The value of `freeze_graph` of the backend.
 
     Raises:
-        ValueError: If draws depend on the inputs, their number or their shape.
+        ValueError: If draws depend on the inputs, their number or their shape, or the graph holds
+            what no file can.
     """
     _check_inputs(served)
     if served.average.independent:
@@ -45,7 +48,8 @@ def freeze(served: Served) -> Any:
         with unrolled(), _unrolled_recurrence(served.model):
             return served.serve(**tensors)
 
-    graph = backend.freeze_graph(serve, served.inputs.specs)
+    graph = backend.freeze_graph(serve, served.inputs.specs, _LARGEST)
+    _check_contents(served, graph)
     _check_draws(served, graph)
     return graph
 
@@ -83,6 +87,22 @@ def _check_inputs(served: Served) -> None:
                 f"The input {name!r} takes strings, but ONNX and LiteRT files take numbers: export "
                 "the model after its TextVectorization or StringLookup, or a SavedModel."
             )
+
+
+def _check_contents(served: Served, graph: Any) -> None:
+    """Raise for loops of unknown length, and for more numbers than a file can hold."""
+    if graph.loops:
+        raise ValueError(
+            f"Model {served.network.name!r} has a loop whose length is not fixed, such as that of "
+            "a recurrent layer over a sequence of any length. ONNX and LiteRT files cannot hold "
+            "it: give the inputs a fixed length, such as keras.Input((20, 3)) instead of "
+            "keras.Input((None, 3)), or export a SavedModel."
+        )
+    if graph.size > _LARGEST:
+        raise ValueError(
+            f"The file would hold at least {graph.size / 1e9:.1f} GB, but ONNX and LiteRT files "
+            "end at 2 GB: give fewer `draws`, or export a SavedModel."
+        )
 
 
 def _check_draws(served: Served, graph: Any) -> None:

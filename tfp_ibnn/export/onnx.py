@@ -1,12 +1,15 @@
 """Write an ONNX file."""
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tfp_ibnn._core import files, keras_internals
 from tfp_ibnn._core.extras import needs
 from tfp_ibnn.export.frozen import check_file, converted, freeze, quietly
+from tfp_ibnn.export.onnx_operations import handlers
 from tfp_ibnn.export.served import Served
 
 KEY = "tfp_ibnn"
@@ -52,18 +55,38 @@ def _keep_choices(graph: Any, operations: list[Any]) -> list[Any]:
     return operations
 
 
+@contextlib.contextmanager
+def _keep_reshapes() -> Iterator[None]:
+    """Keep the first of two reshapes in a row, which the converter would remove.
+
+    In the shape of the second, 0 stands for a size of what comes before: that of the first, which
+    need not be that of its input.
+    """
+    from tf2onnx.optimizer import back_to_back_optimizer
+
+    removals = back_to_back_optimizer._func_map
+    removal = removals.pop(("Reshape",), None)
+    try:
+        yield
+    finally:
+        if removal is not None:
+            removals["Reshape",] = removal
+
+
 def _convert(onnx: Any, tf2onnx: Any, graph: Any) -> Any:
     """Return a graph as an ONNX model with its names; the axis of the examples is "batch"."""
     names = {tensor: name for name, tensor in graph.outputs.items()}
     inputs = {f"{name}:0": name for name in graph.specs}
-    model, _ = tf2onnx.convert.from_graph_def(
-        graph.definition,
-        input_names=[*inputs],
-        output_names=[*names],
-        opset=_OPSET,
-        custom_rewriter=[_keep_choices],
-        tensors_to_rename={**inputs, **names},
-    )
+    with _keep_reshapes():
+        model, _ = tf2onnx.convert.from_graph_def(
+            graph.definition,
+            input_names=[*inputs],
+            output_names=[*names],
+            opset=_OPSET,
+            custom_op_handlers=handlers(onnx.helper.tensor_dtype_to_np_dtype),
+            custom_rewriter=[_keep_choices],
+            tensors_to_rename={**inputs, **names},
+        )
     for tensor in (*model.graph.input, *model.graph.output):
         axes = tensor.type.tensor_type.shape.dim
         if axes and not axes[0].HasField("dim_value"):

@@ -26,26 +26,38 @@ class FrozenGraph(NamedTuple):
     outputs: Mapping[str, str]  # tensors in the graph by the names of the outputs
     operations: frozenset[str]  # the types of what is computed from inputs
     stateful: frozenset[str]  # the types of what draws random numbers or assigns in each run
+    loops: frozenset[str] = frozenset()  # the types of what loops of unknown length start with
+    size: int = 0  # of all constants, in bytes
 
 
-def freeze_graph(function: Function, specs: Mapping[str, Any]) -> FrozenGraph:
+def freeze_graph(function: Function, specs: Mapping[str, Any], largest: int) -> FrozenGraph:
     """Trace a function, and compute once what does not depend on its inputs.
 
     Args:
         function: takes tensors by name, and returns a dict of tensors.
         specs: (shape, dtype) of the inputs by name.
+        largest: size in bytes that all constants together may have.
 
     Returns:
-        The graph of what is left.
+        The graph of what is left. Its definition is None if it assigns, has loops of unknown
+        length, or is too large.
     """
     tensors = {name: tf.TensorSpec(*spec, name) for name, spec in specs.items()}
     traced = tf.function(function, autograph=False).get_concrete_function(**tensors)
     assigned = {op.type for op in traced.graph.get_operations() if op.type.startswith("Assign")}
     if assigned:
         return FrozenGraph(None, specs, {}, frozenset(), frozenset(assigned))
+    size = sum(_bytes(variable) for variable in traced.graph.variables)
+    if size > largest:
+        return FrozenGraph(None, specs, {}, frozenset(), frozenset(), size=size)
     names = sorted(traced.structured_outputs)
     constant = convert_variables_to_constants_v2(traced, lower_control_flow=False)
-    return _Folding(constant, specs, names).graph()
+    return _Folding(constant, specs, names).graph(largest)
+
+
+def _bytes(tensor: Any) -> int:
+    """Return the size of a tensor or variable of known shape."""
+    return tensor.shape.num_elements() * tensor.dtype.size
 
 
 class _Folding:
@@ -70,13 +82,20 @@ class _Folding:
         self._nodes: dict[tuple, Any] = {}
         self._constants: dict[str, str] = {}
 
-    def graph(self) -> FrozenGraph:
+    def graph(self, largest: int) -> FrozenGraph:
         """Return the graph with constants in place of what does not depend on inputs."""
+        fixed = self._fixed()
+        # Lists of tensors, and other handles, have no value that a constant could hold.
+        handles = {x.op.type for x in fixed.values() if x.dtype in (tf.variant, tf.resource)}
+        if handles:
+            return FrozenGraph(None, self._specs, {}, frozenset(), frozenset(), frozenset(handles))
+        size = self._make_constants(fixed, largest)
+        if size > largest:
+            return FrozenGraph(None, self._specs, {}, frozenset(), frozenset(), size=size)
         source = self._graph.as_graph_def()
         functions = _called(source.library, [op.node_def for op in self._kept])
         definition = tf.compat.v1.GraphDef(versions=source.versions)
         definition.library.function.extend(functions)
-        self._make_constants()
         definition.node.extend(self._nodes.values())
         for op in self._kept:
             node = definition.node.add()
@@ -95,16 +114,31 @@ class _Folding:
         stateful = {name for name in operations if "Random" in name}
         stateful |= {op.type for op in self._needed if _is_random(op)}
         return FrozenGraph(
-            definition, self._specs, outputs, frozenset(operations), frozenset(stateful)
+            definition,
+            self._specs,
+            outputs,
+            frozenset(operations),
+            frozenset(stateful),
+            size=size,
         )
 
-    def _make_constants(self) -> None:
-        """Compute what is taken from operations that are not kept, equal values once."""
+    def _fixed(self) -> dict[str, Any]:
+        """Return the tensors by name that are taken from operations that are not kept."""
         tensors = {}
         taken = [tensor for op in self._kept for tensor in op.inputs]
         for tensor in (*taken, *self._outputs.values()):
             if tensor.op not in self._dependent:
                 tensors[tensor.name] = tensor
+        return tensors
+
+    def _make_constants(self, tensors: dict[str, Any], largest: int) -> int:
+        """Compute tensors, equal values once, and return their size in bytes.
+
+        Args:
+            tensors: by name.
+            largest: size at which to stop.
+        """
+        size = 0
         with tf.compat.v1.Session(graph=self._graph) as session:
             values = session.run(tensors)
         for name, value in values.items():
@@ -112,6 +146,9 @@ class _Folding:
             digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).digest()
             content = (tensors[name].dtype, value.shape, digest)
             if content not in self._nodes:
+                size += value.nbytes
+                if size > largest:
+                    return size
                 node = tf.compat.v1.NodeDef(
                     name=f"tfp_ibnn_constant_{len(self._nodes)}", op="Const"
                 )
@@ -120,6 +157,7 @@ class _Folding:
                 node.attr["value"].tensor.CopyFrom(proto)
                 self._nodes[content] = node
             self._constants[name] = self._nodes[content].name
+        return size
 
     def _name(self, tensor: Any) -> str:
         """Return what an operation that takes a tensor has in its list of inputs."""

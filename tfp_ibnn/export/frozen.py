@@ -45,13 +45,33 @@ def freeze(served: Served) -> Any:
         )
 
     def serve(**tensors: Any) -> dict[str, Any]:
-        with unrolled(), _unrolled_recurrence(served.model):
+        with unrolled(), in_float32(served.model), _unrolled_recurrence(served.model):
             return served.serve(**tensors)
 
     graph = backend.freeze_graph(serve, served.inputs.specs, _LARGEST)
     _check_contents(served, graph)
     _check_draws(served, graph)
     return graph
+
+
+@contextlib.contextmanager
+def in_float32(model: keras.Model) -> Iterator[None]:
+    """Compute in float32 what a model computes in 16 bits, which few runtimes can.
+
+    Args:
+        model: a model; it is as before at the end of this context.
+    """
+    policies = {}
+    for layer in keras_internals.nested_layers(model):
+        if layer.compute_dtype in ("float16", "bfloat16"):
+            policies[layer] = layer.dtype_policy
+    try:
+        for layer in policies:
+            layer.dtype_policy = "float32"
+        yield
+    finally:
+        for layer, policy in policies.items():
+            layer.dtype_policy = policy
 
 
 @contextlib.contextmanager

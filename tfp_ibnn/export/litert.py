@@ -8,14 +8,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfp_ibnn._core import backend, checks, files
+from tfp_ibnn._core import backend, checks, files, keras_internals
 from tfp_ibnn._core.extras import needs
+from tfp_ibnn.export.checking import check_file_answers
 from tfp_ibnn.export.frozen import check_file, converted, freeze
 from tfp_ibnn.export.inputs import Inputs
+from tfp_ibnn.export.reading import KEY
 from tfp_ibnn.export.served import Served
-
-KEY = "tfp_ibnn"
-"""The entry of the file's metadata whose buffer holds the facts as JSON."""
 
 QUANTIZATIONS = ("dynamic", "float16", "int8")
 
@@ -45,6 +44,7 @@ def write_litert(
     examples = _examples(served.inputs, quantization, representative_data)
     with needs("litert"):
         import ai_edge_litert  # noqa: F401
+    _check_precision(served)
     graph = freeze(served)
     content = converted("LiteRT", backend.litert_of, graph, quantization, examples)
     facts = {**served.facts(), "quantization": quantization}
@@ -52,6 +52,18 @@ def write_litert(
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as temporary:
         temporary.write_bytes(content)
+        check_file_answers(served, temporary, is_exact=quantization is None)
+
+
+def _check_precision(served: Served) -> None:
+    """Raise for a model that computes in float64."""
+    types = {spec.dtype for spec in served.inputs.specs.values()}
+    types |= {layer.compute_dtype for layer in keras_internals.nested_layers(served.model)}
+    if "float64" in types:
+        raise ValueError(
+            f"Model {served.network.name!r} has inputs or layers in float64, which LiteRT cannot "
+            "compute in: build it with dtype='float32', or export ONNX or a SavedModel."
+        )
 
 
 def _examples(inputs: Inputs, quantization: str | None, data: Any) -> list[dict[str, Any]]:
@@ -112,16 +124,3 @@ def _with_metadata(content: bytes, text: str) -> bytes:
     model.buffers.append(buffer)
     model.metadata = [*(model.metadata or ()), entry]
     return flatbuffer_utils.convert_object_to_bytearray(model)
-
-
-def metadata_of(content: bytes) -> str | None:
-    """Return the facts of a file, or None if this library has not written it."""
-    with needs("litert"):
-        from ai_edge_litert import schema_py_generated as schema
-
-    model = schema.Model.GetRootAs(content, 0)
-    for place in range(model.MetadataLength()):
-        entry = model.Metadata(place)
-        if entry.Name() == KEY.encode():
-            return model.Buffers(entry.Buffer()).DataAsNumpy().tobytes().decode()
-    return None

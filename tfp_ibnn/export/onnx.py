@@ -8,12 +8,11 @@ from typing import Any
 
 from tfp_ibnn._core import files, keras_internals
 from tfp_ibnn._core.extras import needs
+from tfp_ibnn.export.checking import check_file_answers
 from tfp_ibnn.export.frozen import check_file, converted, freeze, quietly
 from tfp_ibnn.export.onnx_operations import handlers
+from tfp_ibnn.export.reading import KEY
 from tfp_ibnn.export.served import Served
-
-KEY = "tfp_ibnn"
-"""The entry of the file's metadata, `metadata_props`, with the facts as JSON."""
 
 _OPSET = 18
 
@@ -32,6 +31,7 @@ def write_onnx(served: Served, path: Path, overwrite: bool) -> None:
     check_file(path, ".onnx", overwrite)
     with needs("onnx"):
         import onnx
+        import onnxruntime  # noqa: F401
 
         with quietly():
             tf2onnx = keras_internals.tf2onnx()
@@ -42,6 +42,7 @@ def write_onnx(served: Served, path: Path, overwrite: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as temporary:
         temporary.write_bytes(model.SerializeToString())
+        check_file_answers(served, temporary)
 
 
 def _keep_choices(graph: Any, operations: list[Any]) -> list[Any]:

@@ -10,8 +10,10 @@ import numpy as np
 
 from tfp_ibnn._core import backend
 from tfp_ibnn._core.extras import needs
-from tfp_ibnn.export import litert, onnx
 from tfp_ibnn.export.saved_model import MANIFEST
+
+KEY = "tfp_ibnn"
+"""The entry of a file's metadata with the facts as JSON: in ONNX one of `metadata_props`."""
 
 
 class Exported(NamedTuple):
@@ -94,7 +96,7 @@ def _open_onnx(path: Path) -> tuple[Callable[..., Any], str | None]:
     def run(**arrays: np.ndarray) -> dict[str, np.ndarray]:
         return dict(zip(names, session.run(names, arrays), strict=True))
 
-    return run, session.get_modelmeta().custom_metadata_map.get(onnx.KEY)
+    return run, session.get_modelmeta().custom_metadata_map.get(KEY)
 
 
 def _open_litert(path: Path) -> tuple[Callable[..., Any], str | None]:
@@ -103,7 +105,19 @@ def _open_litert(path: Path) -> tuple[Callable[..., Any], str | None]:
 
     content = path.read_bytes()
     interpreter = Interpreter(model_content=content)
-    return interpreter.get_signature_runner(), litert.metadata_of(content)
+    return interpreter.get_signature_runner(), _litert_facts(content)
+
+
+def _litert_facts(content: bytes) -> str | None:
+    """Return the facts of a file, or None if this library has not written it."""
+    from ai_edge_litert import schema_py_generated as schema
+
+    model = schema.Model.GetRootAs(content, 0)
+    for place in range(model.MetadataLength()):
+        entry = model.Metadata(place)
+        if entry.Name() == KEY.encode():
+            return model.Buffers(entry.Buffer()).DataAsNumpy().tobytes().decode()
+    return None
 
 
 def _open_saved_model(path: Path) -> tuple[Callable[..., Any], str | None]:

@@ -10,6 +10,8 @@ Examples:
     python scripts/export.py model.keras saved_model/1 --samples 32 --seed 0 --overwrite
     python scripts/export.py model.keras saved_model/1 --head softmax --from-logits
     python scripts/export.py model.keras model.onnx --format onnx --samples 32
+    python scripts/export.py model.keras model.tflite --format litert --quantization int8 \
+        --representative-data x.npy
 """
 
 import argparse
@@ -35,6 +37,10 @@ def main(argv=None):
             from_logits=options.from_logits,
             draws=options.samples,
             seed=options.seed,
+            threshold=options.threshold,
+            class_names=options.class_names,
+            quantization=options.quantization,
+            representative_data=options.representative_data,
             overwrite=options.overwrite,
         )
     except UsageError as error:
@@ -56,7 +62,13 @@ def parse(argv):
         "by a number",
     )
     add("--format", choices=("saved_model", "onnx", "litert"), default="saved_model")
-    add("--samples", type=from_(1), help="draws (default: the MonteCarlo's, or 128)")
+    add(
+        "--samples",
+        "--draws",
+        type=from_(1),
+        help="draws (default: the MonteCarlo's, or 128; in ONNX and LiteRT at most 32, or all "
+        "networks of an ensemble)",
+    )
     add("--seed", type=from_(0), help="of the draws (default: the MonteCarlo's, or a random one)")
     add(
         "--head",
@@ -67,6 +79,14 @@ def parse(argv):
         "--from-logits",
         action=argparse.BooleanOptionalAction,
         help="whether the output is logits (default: found out from the model)",
+    )
+    add("--threshold", type=float, help="the confidence below which to refuse")
+    add("--class-names", nargs="+", metavar="NAME", help="for the metadata")
+    add("--quantization", choices=("dynamic", "float16", "int8"), help="of a LiteRT file")
+    add(
+        "--representative-data",
+        metavar="FILE.npy",
+        help="typical inputs, by which --quantization int8 chooses its ranges",
     )
     add("--overwrite", action="store_true", help="replace what is there")
     return parser.parse_args(argv)

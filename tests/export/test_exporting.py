@@ -1,5 +1,7 @@
 """Export: what is in a file beside the prediction, what is refused, and the command."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
@@ -9,10 +11,13 @@ import tfp_ibnn as ibnn
 from tests.monte_carlo_tools import JAX, averaged, data, dense, set_weights, shallow
 from tfp_ibnn.__main__ import main
 from tfp_ibnn._core import command_line, extras
+from tfp_ibnn.conversion.wrappers import innermost
 from tfp_ibnn.export import exporting, frozen
 from tfp_ibnn.export.command import run
 from tfp_ibnn.export.exporting import _default_draws
+from tfp_ibnn.export.inputs import inputs_of
 from tfp_ibnn.export.reading import open_exported
+from tfp_ibnn.export.served import Served
 
 pytestmark = [
     pytest.mark.once,
@@ -49,13 +54,46 @@ def test_facts_threshold_and_class_names(format, tmp_path):
     assert facts["inputs"] == {"inputs": {"shape": [None, 4], "dtype": "float32"}}
 
 
+def facts_of(model):
+    return Served(model, inputs_of(innermost(model), None)).facts()
+
+
 def test_what_a_decision_has_found_is_in_the_file(tmp_path):
     x, y = data(40, 4), np.arange(40) % 3
-    sets = ibnn.Conformal(averaged(shallow(), 3), "lac", 0.8).fit(x, y)
+    sets = ibnn.Conformal(averaged(shallow(), 3), "raps", 0.8, by="class", k=2).fit(x, y)
     path = ibnn.export(sets, tmp_path / "m.onnx", format="onnx")
-    decision = open_exported(path).facts["decision"]
-    assert (decision["kind"], decision["coverage"]) == ("Conformal", 0.8)
-    assert decision["thresholds"] == pytest.approx(sets.thresholds.ravel().tolist())
+    facts = open_exported(path).facts
+    decision = facts["decision"]
+    assert decision.pop("thresholds") == pytest.approx(sets.thresholds.ravel().tolist())
+    options = {"method": "raps", "coverage": 0.8, "by": "class", "k": 2, "penalty": 0.1}
+    expected = {"kind": "Conformal", **options, "randomized": None, "per": "pixel", "share": 0.9}
+    assert decision == expected
+    assert {"tf2onnx", "onnx", "keras"} < facts["versions"].keys()
+
+
+def test_the_parameters_of_a_scaling_are_facts():
+    for scaling, expected in (
+        (ibnn.TemperatureScaling(shallow()), {"kind": "TemperatureScaling", "temperature": 1.0}),
+        (
+            ibnn.VectorScaling(shallow()),
+            {"kind": "VectorScaling", "scales": [1, 1, 1], "biases": [0, 0, 0]},
+        ),
+        (ibnn.IsotonicScaling(shallow()), {"kind": "IsotonicScaling"}),
+        (shallow(), None),
+    ):
+        facts = facts_of(averaged(scaling, 2))
+        assert facts["scaling"] == expected
+        assert facts["temperature"] == (expected or {}).get("temperature")
+        json.dumps(facts)
+
+
+def test_thresholds_of_a_detector_for_several_rates_are_facts():
+    detector = ibnn.OODDetector(averaged(shallow(), 2), "entropy").fit(data(200, 4))
+    decision = facts_of(detector)["decision"]
+    thresholds = {str(rate): detector.threshold(rate) for rate in (0.9, 0.95, 0.99)}
+    assert decision["thresholds"] == thresholds
+    assert decision["threshold"] == thresholds["0.95"]
+    assert len(set(thresholds.values())) == 3
 
 
 def test_a_detector_of_outputs_needs_no_fit(tmp_path):
@@ -63,8 +101,9 @@ def test_a_detector_of_outputs_needs_no_fit(tmp_path):
     detector = ibnn.OODDetector(averaged(shallow(), 2), "entropy")
     path = ibnn.export(detector, tmp_path / "m.onnx", format="onnx")
     exported = open_exported(path)
-    expected = {"kind": "OODDetector", "score": "entropy", "threshold": None}
-    assert exported.facts["decision"] == expected
+    decision = exported.facts["decision"]
+    assert (decision["score"], decision["reduction"]) == ("entropy", "mean")
+    assert (decision["threshold"], decision["thresholds"]) == (None, {})
     x = data(5, 4)
     np.testing.assert_allclose(exported.predict(x, 5)["score"], detector.score(x), atol=1e-5)
 
@@ -280,6 +319,19 @@ def test_the_command(tmp_path, capsys):
     averaged(model, 3).save(mc)
     assert main(["export", str(mc), "--format", "onnx", "--head", "softmax"]) == 1
     assert "already set in a MonteCarlo" in capsys.readouterr().err
+
+
+def test_the_command_quantizes(tmp_path, capsys):
+    file, examples = tmp_path / "model.keras", tmp_path / "x.npy"
+    shallow().save(file)
+    words = ["export", str(file), "--format", "litert", "--draws", "2", "--quantization", "int8"]
+    words += ["--representative-data", str(examples)]
+    examples.write_text("no numbers")
+    assert main(words) == 1
+    assert "--representative-data must be an .npy file" in capsys.readouterr().err
+    np.save(examples, data(20, 4))
+    assert main(words) == 0
+    assert open_exported(tmp_path / "model.tflite").facts["quantization"] == "int8"
 
 
 def test_the_command_averages_all_members(tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from keras import layers
 import tfp_ibnn as ibnn
 from tests import saved_files
 from tests.monte_carlo_tools import JAX, averaged, data, dense, set_weights, shallow, statistics
+from tfp_ibnn.export import command
 from tfp_ibnn.export.inputs import inputs_of
 from tfp_ibnn.export.saved_model import MANIFEST
 from tfp_ibnn.layers import GaussianHead
@@ -558,6 +559,18 @@ def test_the_script_exports_what_was_saved(script, tmp_path, capsys):
     expected = said(averaged(mc.inner, 4, seed=5), x)
     same(ask(tmp_path / "1", "serve", inputs=x), expected)
     assert "Written to" in capsys.readouterr().out
+
+
+@on_tensorflow
+def test_the_script_hands_on_its_options(script, monkeypatch):
+    given = {}
+    monkeypatch.setattr(command, "run", lambda *paths, **options: given.update(options))
+    words = ["m.keras", "m.tflite", "--format", "litert", "--draws", "3", "--threshold", "0.5"]
+    words += ["--class-names", "a", "b", "--quantization", "int8", "--representative-data", "x.npy"]
+    assert script.main(words) == 0
+    expected = {"format": "litert", "draws": 3, "threshold": 0.5, "class_names": ["a", "b"]}
+    expected |= {"quantization": "int8", "representative_data": "x.npy"}
+    assert {name: given[name] for name in expected} == expected
 
 
 @on_tensorflow

@@ -48,7 +48,6 @@ TESTED_ELSEWHERE = {
     "distillation/transfer": "distillation/test_distill.py",
     "export/command": "export/test_exporting.py",
     "export/inputs": "export/test_saved_model.py",
-    "export/onnx": "export/test_all.py, export/test_exporting.py",
     "export/reading": "export/test_all.py, export/test_scores.py",
     "export/served": "export/test_exporting.py",
     "flows/_conditional": "flows/test_all_condition.py",

@@ -15,6 +15,8 @@ test data, x_test, y_test. Without x_val, a fifth of the training examples is ta
 example:
   python -m tfp_ibnn calibrate model.keras data.npz --output calibrated --effort minutes
 """
+DRAWS = """networks to average (the model's, or 128; of the formats onnx and litert at most 32, or
+all networks of an ensemble)"""
 EXPORT_EXAMPLES = """examples:
   python -m tfp_ibnn export model.keras --format onnx --draws 32
   python -m tfp_ibnn export model.keras model.tflite --format litert --quantization float16
@@ -93,12 +95,17 @@ def _add_export(commands: Any) -> None:
     command.add_argument("output", nargs="?", help="path to write to (that of the model)")
     formats = ("saved_model", "onnx", "litert")
     command.add_argument("--format", choices=formats, default="saved_model")
-    command.add_argument("--draws", type=int, help="networks to average (the model's, or 32)")
+    command.add_argument("--draws", type=int, help=DRAWS)
     command.add_argument("--seed", type=int, help="of the draws (the model's, or a random one)")
     command.add_argument("--threshold", type=float, help="the confidence below which to refuse")
     command.add_argument("--class-names", nargs="+", metavar="NAME", help="for the metadata")
-    quantizations = ("dynamic", "float16")
-    command.add_argument("--quantization", choices=quantizations, help="of LiteRT's weights")
+    quantizations = ("dynamic", "float16", "int8")
+    command.add_argument("--quantization", choices=quantizations, help="of a LiteRT file")
+    command.add_argument(
+        "--representative-data",
+        metavar="FILE.npy",
+        help="typical inputs, by which --quantization int8 chooses its ranges",
+    )
     heads = ("softmax", "sigmoid", "gaussian", "point")
     command.add_argument("--head", choices=heads, help="what the output means (found out)")
     command.add_argument(

@@ -47,7 +47,7 @@ def write_litert(
     _check_precision(served)
     graph = freeze(served)
     content = converted("LiteRT", backend.litert_of, graph, quantization, examples)
-    facts = {**served.facts(), "quantization": quantization}
+    facts = {**served.facts("ai_edge_litert"), "quantization": quantization}
     content = _with_metadata(content, json.dumps(facts, allow_nan=False))
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as temporary:

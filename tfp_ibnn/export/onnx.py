@@ -37,7 +37,8 @@ def write_onnx(served: Served, path: Path, overwrite: bool) -> None:
             tf2onnx = keras_internals.tf2onnx()
     graph = freeze(served)
     model = converted("ONNX", _convert, onnx, tf2onnx, graph)
-    onnx.helper.set_model_props(model, {KEY: json.dumps(served.facts(), allow_nan=False)})
+    facts = served.facts("onnx", "tf2onnx")
+    onnx.helper.set_model_props(model, {KEY: json.dumps(facts, allow_nan=False)})
     model.graph.name = served.network.name
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as temporary:

@@ -23,7 +23,8 @@ from tfp_ibnn.likelihoods import (
     SpreadGaussian,
     SpreadPoint,
 )
-from tfp_ibnn.prediction import MonteCarlo, TemperatureScaling
+from tfp_ibnn.prediction import MonteCarlo
+from tfp_ibnn.prediction.scaling import FittedScaling
 
 KINDS: dict[str, type[Likelihood]] = {
     "softmax": Categorical,
@@ -43,6 +44,15 @@ _OF_STUDENTS: dict[type[Likelihood], str] = {
 
 _PACKAGES = ("tfp_ibnn", "keras", "tensorflow")
 """The packages whose versions a file records."""
+
+_SCALES = ("temperature", "scales", "biases")
+"""The parameters of a scaling that a file records."""
+
+_OPTIONS_OF_SETS = ("method", "coverage", "by", "randomized", "k", "penalty", "per", "share")
+"""The arguments of `Conformal` that a file records."""
+
+_RATES = (0.9, 0.95, 0.99)
+"""The shares of known inputs for which a file records the threshold of an `OODDetector`."""
 
 
 class Served(NamedTuple):
@@ -105,8 +115,13 @@ class Served(NamedTuple):
             confidence = ops.maximum(confidence, 1 - confidence)
         return confidence < self.threshold
 
-    def facts(self) -> dict[str, Any]:
-        """Return the metadata of a file, in types of JSON."""
+    def facts(self, *packages: str) -> dict[str, Any]:
+        """Return the metadata of a file, in types of JSON.
+
+        Args:
+            *packages: further packages whose versions to record, such as a converter.
+        """
+        packages = (*_PACKAGES, *packages)
         average = self.average
         parts = average.likelihood.parts
         return {
@@ -120,11 +135,12 @@ class Served(NamedTuple):
                 for name, spec in self.inputs.specs.items()
             },
             "outputs": {name: _kind_of(part) for name, part in parts.items()},
-            "temperature": _temperature_of(self.model),
+            "temperature": _scaling_of(self.model).get("temperature"),
+            "scaling": _scaling_of(self.model) or None,
             "threshold": self.threshold,
             "class_names": self.class_names,
             "decision": _decision_of(self.model),
-            "versions": {name: importlib.import_module(name).__version__ for name in _PACKAGES},
+            "versions": {name: importlib.import_module(name).__version__ for name in packages},
         }
 
 
@@ -156,26 +172,35 @@ def _kind_of(likelihood: Likelihood) -> str | None:
     return names.get(type(likelihood))
 
 
-def _temperature_of(model: Any) -> float | None:
-    """Return the temperature inside a model, if it has one."""
+def _scaling_of(model: Any) -> dict[str, Any]:
+    """Return the kind of the outermost scaling inside a model, with its parameters; {} if none."""
     while isinstance(model, PredictionWrapper):
-        if isinstance(model, TemperatureScaling):
-            return float(ops.convert_to_numpy(model.temperature))
+        if isinstance(model, FittedScaling):
+            facts = {"kind": type(model).__name__}
+            for name in _SCALES:
+                if hasattr(model, name):
+                    facts[name] = ops.convert_to_numpy(getattr(model, name)).tolist()
+            return facts
         model = model.inner
-    return None
+    return {}
 
 
 def _decision_of(model: Any) -> dict[str, Any] | None:
-    """Return the kind of a decision, with its thresholds."""
+    """Return the kind of a decision, with its options and thresholds."""
     if isinstance(model, Conformal):
-        return {
-            "kind": "Conformal",
-            "method": model.method,
-            "coverage": model.coverage,
-            "thresholds": np.ravel(model.thresholds).tolist(),
-        }
+        options = {name: getattr(model, name) for name in _OPTIONS_OF_SETS}
+        thresholds = np.ravel(model.thresholds).tolist()
+        return {"kind": "Conformal", **options, "thresholds": thresholds}
     if isinstance(model, OODDetector):
         # Scores of outputs need no `fit`, without which there is no threshold.
-        threshold = model.threshold() if model.is_fitted else None
-        return {"kind": "OODDetector", "score": model.kind, "threshold": threshold}
+        thresholds = {}
+        if model.is_fitted:
+            thresholds = {str(rate): model.threshold(rate) for rate in _RATES}
+        return {
+            "kind": "OODDetector",
+            "score": model.kind,
+            "reduction": model.reduction,
+            "threshold": thresholds.get("0.95"),
+            "thresholds": thresholds,
+        }
     return None

@@ -51,6 +51,21 @@ def test_draws_take_the_size_of_z():
     assert not any("Random" in name or "Bitwise" in name for name in graph.operations)
 
 
+@pytest.mark.slow
+def test_draws_of_vgg16_add_little_to_a_file(tmp_path):
+    """32 draws of all its z add at most 3 % to the size of its weights."""
+    from lib import networks
+
+    posterior = ibnn.NormalPlanar1d()
+    plain = networks.vgg16()
+    model = ibnn.to_stochastic(plain, posterior, train_size=100)
+    mc = averaged(model, 32, seed=0, from_logits=True)
+    path = ibnn.export(mc, tmp_path / "vgg16.onnx", format="onnx")
+    size_of_weights = 4 * plain.count_params()
+    assert size_of_weights < path.stat().st_size * 1.01
+    assert path.stat().st_size < 1.03 * size_of_weights
+
+
 def test_what_comes_before_the_first_noise_runs_once():
     """Its operations see the examples themselves, and what follows sees them once per draw."""
     parts = [layers.Dense(6, "tanh"), layers.Dense(5, "tanh"), dense(3, "softmax")]

@@ -7,41 +7,54 @@ from typing import Any
 import keras
 
 from tfp_ibnn._core import keras_internals
-from tfp_ibnn.conversion.graph import is_opened
+from tfp_ibnn.conversion.transfer import Copied
 from tfp_ibnn.layers.carried import carrying, own_methods, settings
 from tfp_ibnn.layers.model import StochasticModel, StochasticSubclass, class_around
 
 
-def stochastic_model(
-    model: keras.Model, copy: keras.Model, train_samples: int, name: str
-) -> StochasticModel | StochasticSubclass:
+def stochastic_model(copied: Copied, train_samples: int) -> StochasticModel | StochasticSubclass:
     """Return the stochastic model for a copy with stochastic layers, by the original's class.
 
     Args:
-        model: the original, whose class may define how to train and evaluate.
-        copy: of it, with stochastic layers.
+        copied: the original, whose class may define how to train and evaluate, and the copy.
         train_samples: samples of z for each example in training.
-        name: of the model.
 
     Returns:
         A model of the copy's graph or, where the original has a `call` of its own, around the copy.
     """
-    users_class = type(model)
+    users_class = type(copied.model)
     methods = own_methods(users_class)
-    options = {"train_samples": train_samples, "name": name}
-    if not is_opened(model):
-        around = class_around(copy)
-        if methods and around.carried is None:
-            _warn_of_dropped(methods, users_class, StochasticSubclass, "copy.model")
-        return around(copy, **options)
-    if methods and keras_internals.is_functional(model):
-        kind = carrying(StochasticModel, users_class, is_around=False)
-        stochastic = _model_like(model, kind, copy, options)
+    options = {"train_samples": train_samples, "name": copied.model.name}
+    if copied.is_rebuilt:
+        parts = "copy.inputs, copy.outputs"
+        stochastic = _of_graph(copied, methods, options)
+    else:
+        parts = "copy.model"
+        stochastic = class_around(copied.copy)(copied.copy, **options)
+    if methods and stochastic.carried is None:
+        warnings.warn(
+            "The copy trains and evaluates as Keras's models do, without what "
+            f"{users_class.__name__} defines: {', '.join(methods)}. Define them in a subclass of "
+            f"ibnn.{type(stochastic).__name__}, and make one: Subclass({parts}).",
+            stacklevel=3,
+        )
+    return stochastic
+
+
+def _of_graph(copied: Copied, methods: list[str], options: dict[str, Any]) -> StochasticModel:
+    """Return the stochastic model of a copy's graph, with the methods of the user's if it can.
+
+    Args:
+        copied: the original and the copy.
+        methods: what the original's class defines to train and evaluate.
+        options: `train_samples` and `name`.
+    """
+    if methods and keras_internals.is_functional(copied.model):
+        kind = carrying(StochasticModel, type(copied.model), is_around=False)
+        stochastic = _model_like(copied.model, kind, copied.copy, options)
         if stochastic is not None:
             return stochastic
-    if methods:
-        _warn_of_dropped(methods, users_class, StochasticModel, "copy.inputs, copy.outputs")
-    return StochasticModel(copy.input, copy.output, **options)
+    return StochasticModel(copied.copy.input, copied.copy.output, **options)
 
 
 def deterministic_model(model: keras.Model, folded: keras.Model) -> keras.Model:
@@ -95,13 +108,3 @@ def _lacks_parts(candidate: keras.Model, model: keras.Model) -> bool:
         if is_part and name not in vars(candidate):
             return True
     return False
-
-
-def _warn_of_dropped(methods: list[str], users_class: type, kind: type, parts: str) -> None:
-    """Warn that a copy lacks methods of the user's class, with the line that brings them back."""
-    warnings.warn(
-        "The copy trains and evaluates as Keras's models do, without what "
-        f"{users_class.__name__} defines: {', '.join(methods)}. Define them in a subclass of "
-        f"ibnn.{kind.__name__}, and make one: Subclass({parts}).",
-        stacklevel=4,
-    )

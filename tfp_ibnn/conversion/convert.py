@@ -15,7 +15,7 @@ from tfp_ibnn.conversion.wrappers import PredictionWrapper
 from tfp_ibnn.layers import StochasticLayer, stochastic_layers
 from tfp_ibnn.layers.base import check_train_size
 from tfp_ibnn.layers.control import some_stochastic_layers
-from tfp_ibnn.layers.inside import Place, Steps, places, replace
+from tfp_ibnn.layers.inside import Place, Steps, replace
 from tfp_ibnn.layers.model import StochasticModel, StochasticSubclass
 from tfp_ibnn.layers.multiplicative import NOISES, REDUCTIONS
 from tfp_ibnn.layers.rows import check_rows
@@ -77,15 +77,15 @@ def to_stochastic(
     check_built(model)
     if stochastic_layers(model):
         raise ValueError(f"{model.name!r} is already stochastic; `to_deterministic` undoes that.")
-    copy = plain_copy_of(model)
+    copied = plain_copy_of(model)
     # Patterns are matched with the names of the original: layers of the copy may have others.
-    choice = choose(places(model).values(), checked_templates(posterior))
+    choice = choose(copied.old.values(), checked_templates(posterior))
     options = {"noise": noise, "kl_reduction": kl_reduction}
-    wrapped = _wrap(places(copy), choice.templates, train_size, seed, options)
-    replace(copy, wrapped)
+    wrapped = _wrap(copied.new, choice.templates, train_size, seed, options)
+    replace(copied.copy, copied.new, wrapped)
     if choice.unchanged:
         warnings.warn(choice.explanation.strip(), stacklevel=2)
-    stochastic = stochastic_model(model, copy, train_samples=train_samples, name=model.name)
+    stochastic = stochastic_model(copied, train_samples)
     check_rows(stochastic)
     return stochastic
 

@@ -1,5 +1,6 @@
 """Copies of models: new layers, with the same weights."""
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -8,9 +9,11 @@ import keras
 
 from tfp_ibnn._core import keras_internals, keras_layers
 from tfp_ibnn.conversion import transfer
-from tfp_ibnn.conversion.graph import functional_graph, is_opened
+from tfp_ibnn.conversion.graph import functional_graph
+from tfp_ibnn.conversion.transfer import Copied
 from tfp_ibnn.layers import StochasticLayer, inside, stochastic_layers
 from tfp_ibnn.layers.base import CONVERTIBLE
+from tfp_ibnn.layers.model import StochasticModel
 
 Convert = Callable[[keras.layers.Layer], keras.layers.Layer]
 """What makes a new layer of an old one."""
@@ -27,8 +30,8 @@ def check_built(model: Any) -> None:
         )
 
 
-def plain_copy_of(model: keras.Model) -> keras.Model:
-    """Return a copy of a model without stochastic layers; see `copy_of`.
+def plain_copy_of(model: keras.Model) -> Copied:
+    """Return a copy of a model without stochastic layers, and where the layers of both are.
 
     Args:
         model: a built model.
@@ -36,9 +39,9 @@ def plain_copy_of(model: keras.Model) -> keras.Model:
     Raises:
         ValueError: If a layer cannot be made from its config.
     """
-    copy = _rebuilt(model, _copy_layer)
-    transfer.carry_over(model, copy)
-    return copy
+    copied = _rebuilt(model, _copy_layer)
+    transfer.carry_over(copied)
+    return copied
 
 
 def copy_of(model: keras.Model) -> keras.Model:
@@ -54,10 +57,10 @@ def copy_of(model: keras.Model) -> keras.Model:
         ValueError: If it is not a built model, or a layer of it cannot be made from its config.
     """
     check_built(model)
-    copy = _rebuilt(model, _copy_layer)
-    inside.restore(copy, inside.configs(model))
-    transfer.carry_over(model, copy)
-    return copy
+    copied = _rebuilt(model, _copy_layer)
+    inside.restore(copied.copy, inside.configs(model))
+    transfer.carry_over(copied)
+    return copied.copy
 
 
 def folded_copy_of(model: keras.Model) -> keras.Model:
@@ -76,15 +79,15 @@ def folded_copy_of(model: keras.Model) -> keras.Model:
         ValueError: If the constructor of a layer makes a stochastic one inside, so that the copy
             could not be loaded from a file.
     """
-    copy = _rebuilt(model, _fold_layer)
-    swaps = transfer.carry_over_folded(model, copy, is_rebuilt=is_opened(model))
-    places = inside.places(copy)
-    inside.replace(copy, swaps)
+    copied = _rebuilt(model, _fold_layer)
+    swaps = transfer.carry_over_folded(copied)
+    places = copied.new
+    inside.replace(copied.copy, places, swaps)
     for steps in swaps:
         # The constructor of the layer around it may make what was replaced just now.
         if stochastic_layers(_copy_layer(transfer.owner_of(places[steps]))):
             raise transfer.cannot_fold(places[steps])
-    return copy
+    return copied.copy
 
 
 def _copy_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
@@ -115,16 +118,35 @@ def _fold_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
     return _copy_layer(layer)
 
 
-def _rebuilt(model: keras.Model, convert: Convert) -> keras.Model:
-    """Return a built model of new layers, whose weights are not the original's yet."""
-    if is_opened(model):
-        return _Rebuilder(convert).model(model)
+def _rebuilt(model: keras.Model, convert: Convert) -> Copied:
+    """Return a built model of new layers with the original."""
+    graph = _opened(model)
+    if graph is not None:
+        copy = _Rebuilder(convert).model(graph, model.name)
+        return Copied(model, copy, is_rebuilt=True)
     copy = _copy_layer(model)
     config = model.get_build_config()
     if config and not copy.built:
         copy.build_from_config(config)
         copy.built = True  # as where Keras loads a model: it builds only the layers inside
-    return copy
+    return Copied(model, copy, is_rebuilt=False)
+
+
+def _opened(model: Any) -> keras.Model | None:
+    """Return the graph of a model to copy layer by layer; None if its own config makes the copy."""
+    graph = functional_graph(model)
+    if graph is None or keras_internals.is_plain_graph(model) or isinstance(model, StochasticModel):
+        return graph
+    # A class of its own may know how to make layers that do not know it themselves.
+    has_all = all(_has_config(layer) for layer in model.layers)
+    return graph if has_all or not _has_config(model) else None
+
+
+def _has_config(layer: keras.layers.Layer) -> bool:
+    """Whether a layer can be made again from its config."""
+    with contextlib.suppress(Exception):  # whatever is wrong with it
+        return type(layer).from_config(layer.get_config()) is not None
+    return False
 
 
 class _Rebuilder:
@@ -137,16 +159,20 @@ class _Rebuilder:
         self._convert = convert
         self._copies: dict[int, Any] = {}
 
-    def model(self, model: keras.Model) -> keras.Model:
-        """Return a model of copies, with its calls in the same order."""
-        graph = functional_graph(model)
+    def model(self, graph: keras.Model, name: str) -> keras.Model:
+        """Return a model of copies, with its calls in the same order.
+
+        Args:
+            graph: the Functional model to copy.
+            name: of the copy.
+        """
         # An alias of the same layers, since Keras would compile the clone of a compiled model.
         alias = keras.Model(graph.input, graph.output)
         inputs = keras.tree.map_structure(_fresh_input, alias.input)
         rebuilt = keras.models.clone_model(
             alias, input_tensors=inputs, clone_function=self._copy, call_function=_call
         )
-        return keras.Model(rebuilt.input, rebuilt.output, name=model.name)
+        return keras.Model(rebuilt.input, rebuilt.output, name=name)
 
     def _copy(self, layer: Any) -> Any:
         """Return the copy of a layer or operation, a new one the first time."""
@@ -157,8 +183,9 @@ class _Rebuilder:
     def _fresh(self, layer: Any) -> Any:
         if not isinstance(layer, keras.layers.Layer):  # an operation such as x + y
             return type(layer).from_config(layer.get_config())
-        if is_opened(layer):
-            return self.model(layer)
+        graph = _opened(layer)
+        if graph is not None:
+            return self.model(graph, layer.name)
         return self._convert(layer)
 
 

@@ -1,6 +1,5 @@
 """A model cut in two: what comes before the first noisy layer, and the rest."""
 
-import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -67,23 +66,6 @@ def functional_graph(model: Any) -> keras.Model | None:
     if not keras_internals.has_plain_call(model, StochasticModel):
         return None
     return keras_internals.functional_behind(model) if is_sequential else model
-
-
-def is_opened(model: Any) -> bool:
-    """Whether a copy of a model is made layer by layer, and not by the model's own config."""
-    if functional_graph(model) is None:
-        return False
-    if keras_internals.is_plain_graph(model) or isinstance(model, StochasticModel):
-        return True
-    # A class of its own may know how to make layers that do not know it themselves.
-    return all(_has_config(layer) for layer in model.layers) or not _has_config(model)
-
-
-def _has_config(layer: keras.layers.Layer) -> bool:
-    """Whether a layer can be made again from its config."""
-    with contextlib.suppress(Exception):  # whatever is wrong with it
-        return type(layer).from_config(layer.get_config()) is not None
-    return False
 
 
 class Graph:

@@ -1,7 +1,8 @@
 """What a copy of a model gets from the original: weights, settings, vocabularies."""
 
 import contextlib
-from collections.abc import Collection, Iterator
+import functools
+from collections.abc import Collection
 from typing import Any
 
 import keras
@@ -19,39 +20,71 @@ _NO_OPTIONS = ("name", "trainable", "shared_object_id", "vocabulary", "vocabular
 """What differs in the config of a copy: its name, what it has adapted to, and Keras's numbers."""
 
 
-def carry_over(model: keras.Model, copy: keras.Model) -> None:
-    """Give a copy the weights and settings of the original, layer by layer, by their places.
+class Copied:
+    """A model and a copy of its structure, and the layers inside of both.
 
     Args:
         model: the original.
-        copy: a model of the same structure.
+        copy: a model of new layers.
+        is_rebuilt: whether the copy was made layer by layer, and not by the model's own config.
+    """
+
+    def __init__(self, model: keras.Model, copy: keras.Model, is_rebuilt: bool) -> None:
+        self.model = model
+        self.copy = copy
+        self.is_rebuilt = is_rebuilt
+
+    @functools.cached_property
+    def old(self) -> Places:
+        """The layers inside of the original, by their places."""
+        return inside.places(self.model)
+
+    @functools.cached_property
+    def new(self) -> Places:
+        """The layers inside of the copy, by their places."""
+        return inside.places(self.copy)
+
+    def pairs(self) -> list[tuple[Place, Place]]:
+        """Return the places that both models have, after those of the models themselves."""
+        inner = [(place, self.new[steps]) for steps, place in self.old.items() if steps in self.new]
+        return [(Place((), (), self.model), Place((), (), self.copy)), *inner]
+
+    def check_counterparts(self, lone: Collection[Steps]) -> None:
+        """Raise if a layer with weights is among those that one of the models has not."""
+        for steps in sorted(lone, key=len):
+            place = self.old.get(steps) or self.new[steps]
+            if place.layer.weights:
+                raise cannot_copy(place.owners[-1], f"{place.path!r} is not in both, or was shared")
+
+
+def carry_over(copied: Copied) -> None:
+    """Give a copy the weights and settings of the original, layer by layer, by their places.
+
+    Args:
+        copied: both models.
 
     Raises:
         ValueError: If a layer is in one of them only, or was made with other options.
     """
-    old = _places_of(model)
-    new = _places_of(copy)
-    _check_counterparts(old, new, old.keys() ^ new.keys())
-    for place, other in _pairs(old, new):
+    copied.check_counterparts(copied.old.keys() ^ copied.new.keys())
+    pairs = copied.pairs()
+    _fill_lookups(pairs)
+    for place, other in pairs:
         _adapt(place, other.layer)
         is_made_by_owner = bool(place.steps) and not other.in_graph
         if is_made_by_owner and _options(place.layer) != _options(other.layer):
             raise cannot_copy(
-                model, f"{place.layer.name!r} was made with other options in the copy"
+                copied.model, f"{place.layer.name!r} was made with other options in the copy"
             )
-        _check_built(place, other.layer, model)
+        _check_built(place, other.layer, copied.model)
         _carry_layer(place.layer, other.layer)
 
 
-def carry_over_folded(
-    model: keras.Model, copy: keras.Model, is_rebuilt: bool
-) -> dict[Steps, keras.layers.Layer]:
+def carry_over_folded(copied: Copied) -> dict[Steps, keras.layers.Layer]:
     """Give a copy weights and settings as `carry_over` does, the means of stochastic layers too.
 
     Args:
-        model: the original, with stochastic layers.
-        copy: a model whose graph has plain layers in place of stochastic ones.
-        is_rebuilt: whether the copy was made layer by layer, which has folded those of its graph.
+        copied: both models; the graph of the copy has plain layers in place of stochastic ones.
 
     Returns:
         Plain layers for the stochastic ones that the copy still has, by their places.
@@ -59,15 +92,15 @@ def carry_over_folded(
     Raises:
         ValueError: If a layer is in the original only, or a stochastic one cannot be folded away.
     """
-    old = _places_of(model)
-    new = _places_of(copy)
-    _check_counterparts(old, new, old.keys() - new.keys())  # folding may add some
+    copied.check_counterparts(copied.old.keys() - copied.new.keys())  # folding may add some
+    pairs = copied.pairs()
+    _fill_lookups(pairs)
     swaps: dict[Steps, keras.layers.Layer] = {}
-    for place, other in _pairs(old, new):
+    for place, other in pairs:
         _adapt(place, other.layer)
         layer = place.layer
         if isinstance(layer, StochasticLayer):
-            if is_rebuilt and place.in_graph:  # it is folded already
+            if copied.is_rebuilt and place.in_graph:  # it is folded already
                 continue
             layer = layer.fold()
             folding.adapt(other.layer, layer)
@@ -76,31 +109,16 @@ def carry_over_folded(
                 continue
             if type(layer) is not type(other.layer):
                 raise cannot_fold(place)
-        _check_built(place, other.layer, model)
+        _check_built(place, other.layer, copied.model)
         _carry_layer(layer, other.layer)
     return swaps
 
 
-def _places_of(model: keras.Model) -> Places:
-    """Return where the layers inside of a model are, and the model itself first."""
-    return {(): Place((), (), model), **inside.places(model)}
-
-
-def _check_counterparts(old: Places, new: Places, lone: Collection[Steps]) -> None:
-    """Raise if a layer with weights is among those that one of two models has not."""
-    for steps in sorted(lone, key=len):
-        place = old.get(steps) or new[steps]
-        if place.layer.weights:
-            raise cannot_copy(place.owners[-1], f"{place.path!r} is not in both, or was shared")
-
-
-def _pairs(old: Places, new: Places) -> Iterator[tuple[Place, Place]]:
-    """Yield the places that both models have, the models first; lookup layers are filled before."""
-    pairs = [(place, new[steps]) for steps, place in old.items() if steps in new]
-    for place, other in pairs:  # before Keras 3.14 TF-IDF weights need a vocabulary
+def _fill_lookups(pairs: list[tuple[Place, Place]]) -> None:
+    """Give the lookup layers of a copy their vocabularies: before Keras 3.14 TF-IDF needs them."""
+    for place, other in pairs:
         if place.steps:
             keras_internals.copy_vocabulary(place.layer, other.layer)
-    yield from pairs
 
 
 def _adapt(place: Place, copy: keras.layers.Layer) -> None:

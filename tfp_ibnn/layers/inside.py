@@ -82,14 +82,18 @@ def _add_places(
             _add_places((*owners, layer), steps_there, found, visited)
 
 
-def replace(model: keras.layers.Layer, layers: Mapping[Steps, keras.layers.Layer]) -> None:
+def replace(
+    model: keras.layers.Layer,
+    known: Mapping[Steps, Place],
+    layers: Mapping[Steps, keras.layers.Layer],
+) -> None:
     """Replace layers by built ones, wherever in the model they are used.
 
     Args:
         model: the model to change.
+        known: the layers inside of it, by their places.
         layers: the new layers, by the places of the old ones.
     """
-    known = places(model)
     swaps = {id(known[steps].layer): layer for steps, layer in layers.items()}
     inner = [place.layer for place in known.values()]
     for owner in (model, *inner):
@@ -123,7 +127,7 @@ def restore(model: keras.layers.Layer, saved: Sequence[tuple[Steps, dict[str, An
             with place.name_scope():
                 layer = keras.saving.deserialize_keras_object({**config, "config": arguments})
             layers[place.steps] = layer
-    replace(model, layers)
+    replace(model, known, layers)
     bind(model)
 
 

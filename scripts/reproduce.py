@@ -66,7 +66,7 @@ STUDIES = {  # experiments that scripts/study.py runs as well, by their names th
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else list(argv)
     if name := next((x for x in argv if x in STUDIES), None):
-        study = importlib.import_module(f"studies.{STUDIES[name]}")
+        study = importlib.import_module(f"studies.{STUDIES[name]}").STUDY
         return study.main([x for x in argv if x != name])
     options = parse(argv)
     # Before Keras is imported, here and in the processes that this one starts.

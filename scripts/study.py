@@ -22,7 +22,8 @@ def main(argv=None):
     modules = studies()
     name = arguments[0] if arguments else "--help"
     if name in modules:
-        return importlib.import_module(modules[name]).main(arguments[1:])
+        module = importlib.import_module(modules[name])
+        return getattr(module, "STUDY", module).main(arguments[1:])
     asks_for_help = name in ("-h", "--help")
     usage = f"usage: study.py NAME [options]\n\n{__doc__}"
     print(usage if asks_for_help else f"error: there is no study {name!r}. These are there:\n")

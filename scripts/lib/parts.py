@@ -3,7 +3,7 @@
 import numpy as np
 from sklearn import datasets
 
-from lib import data
+from lib import data, shifts
 
 
 def packaged(seed, load, train, validation, change=lambda x: x):
@@ -23,3 +23,10 @@ def images(seed, data_dir, name, train, validation):
     chosen = np.random.default_rng(seed).permutation(len(y))[: train + validation]
     parts = [(x[index], y[index]) for index in np.split(chosen, [train])]
     return [((x / 255).astype("float32"), y) for x, y in [*parts, (x_test, y_test)]]
+
+
+def ood_images(own, count, data_dir=None):
+    """Return test images of another data set, in the form of one's own, from 0 to 1."""
+    other = {"fashion_mnist": "mnist", "cifar10": "fashion_mnist"}[own]
+    found = data.load(other, data_dir)[1][0][:count]
+    return (shifts.convert_images(found, other, own) / 255).astype("float32")

@@ -80,6 +80,11 @@ def markdown_table(table, aligned=False):
     return "\n".join([head, "|" + "|".join(rule) + "|", *rest])
 
 
+def listed(lines):
+    """Return lines as a Markdown table, or that there are none."""
+    return markdown_table(pd.DataFrame(lines).fillna("-")) if lines else "Not run yet."
+
+
 def change(values):
     """Return the mean and half of its 95 % interval, by Student's t."""
     if np.isnan(values).any() or len(values) < 2:
@@ -88,10 +93,12 @@ def change(values):
     return f"{np.mean(values):+.4f} ± {margin:.4f}"
 
 
-def spread(values, digits=3):
-    """Return the mean of values and their deviation, if they are several."""
-    deviation = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.{digits}f}{deviation}"
+def spread(values, digits=3, deviation=True):
+    """Return the mean of values and their deviation, if they are several; - if one is NaN."""
+    if pd.isna(values).any():
+        return "-"
+    more = f" ± {np.std(values, ddof=1):.{digits}f}" if deviation and len(values) > 1 else ""
+    return f"{np.mean(values):.{digits}f}{more}"
 
 
 def paired(rows, first, second, score):

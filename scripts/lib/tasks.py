@@ -21,10 +21,16 @@ def append(folder, record, name="runs.jsonl"):
         file.write(json.dumps(record, allow_nan=False) + "\n")
 
 
-def run_tasks(function, every, done, options, folder, jobs, shown):
-    """Run what is not done, each task in a process, and store it; return how many failed."""
+def task_of(record):
+    """Return the task whose record this is: data, a seed and, if there are groups, its group."""
+    return tuple(record[name] for name in ("pair", "seed", "group") if name in record)
+
+
+def run_tasks(function, every, options, folder, jobs, shown):
+    """Run what is not stored, each task in a process, and store it; return how many failed."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    done = set(map(task_of, read(folder)))
     left = [task for task in every if task not in done]
     print(f"{len(left)} runs to do, {len(every) - len(left)} are there", flush=True)
     failed = 0

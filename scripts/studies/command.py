@@ -3,9 +3,50 @@
 import argparse
 import importlib
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+DATA_DIR = "cache of the data (default: TFP_IBNN_DATA, or the user's cache)"
+
+
+def _parser(name):
+    """Return a parser, described by the docstring of the study's package."""
+    return argparse.ArgumentParser(
+        prog=f"study.py {name}",
+        description=importlib.import_module(f"studies.{name}").__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+class Command(NamedTuple):
+    """The command line of a study that is one run: `execute` of `studies/<name>/run.py`."""
+
+    name: str
+    add_options: Callable[[Callable[..., Any]], None]
+    """Adds its options, by a parser's `add_argument`."""
+
+    least: dict[str, int] = {}
+    """The smallest values of some options."""
+
+    def parse(self, argv=None):
+        """Return the options of a command line, or end with a message."""
+        parser = _parser(self.name)
+        self.add_options(parser.add_argument)
+        options = parser.parse_args(argv)
+        for name, least in self.least.items():
+            value = getattr(options, name)
+            if value is not None and value < least:
+                parser.error(f"--{name.replace('_', '-')} must be at least {least}; got {value}")
+        return options
+
+    def main(self, argv=None):
+        """Run the study as the command line says; return the status."""
+        options = self.parse(argv)  # first: the imports below take seconds
+        found = importlib.import_module(f"studies.{self.name}.run").execute(options)
+        return found if isinstance(found, int) else 0
 
 
 class Study(NamedTuple):
@@ -16,10 +57,7 @@ class Study(NamedTuple):
     """
 
     name: str
-    """Of its folder in `studies`; its tables have this tag in its report."""
-
-    results: str
-    """The folder in which its records are stored."""
+    """Of its folders in `studies` and `results`; its tables have this tag in its report."""
 
     seeds: int = 3
     """How many, from 0 on, are run if none are named."""
@@ -31,13 +69,18 @@ class Study(NamedTuple):
     """Names of lists in `run`, which `--pairs` takes as well; the first is run by default."""
 
     @property
+    def results(self):
+        """The folder in which its records are stored."""
+        return f"results/{self.name}"
+
+    @property
     def report(self):
         """The page that shows its tables."""
         return f"{self.results}/README.md"
 
-    def main(self, argv, description):
+    def main(self, argv=None):
         """Run the study, or only write its tables, as the command line says; return the status."""
-        parser = self._parser(description)
+        parser = self._parser()
         options = parser.parse_args(argv)
         if options.jobs < 1:
             parser.error(f"--jobs must be at least 1; got {options.jobs}")
@@ -62,12 +105,8 @@ class Study(NamedTuple):
         print(f"Written to {output}; {failed} tasks failed.")
         return 1 if failed else 0
 
-    def _parser(self, description):
-        parser = argparse.ArgumentParser(
-            prog=f"study.py {self.name}",
-            description=description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+    def _parser(self):
+        parser = _parser(self.name)
         add = parser.add_argument
         default = f"those of {self.groups[0].lower()}" if self.groups else "all"
         groups = "".join(f", or {name.lower()}" for name in self.groups)
@@ -77,7 +116,7 @@ class Study(NamedTuple):
         add("--jobs", type=int, default=1, help="tasks at once (default 1); more pay on a GPU")
         backends = ("tensorflow", "jax")
         add("--backend", choices=backends, help="default: KERAS_BACKEND, or tensorflow")
-        add("--data-dir", help="cache of the data (default: TFP_IBNN_DATA, or the user's cache)")
+        add("--data-dir", help=DATA_DIR)
         add("--output", help=f"default: {self.results}, or outputs/quick/{self.name}")
         add("--tables", action="store_true", help="run nothing, only write the tables")
         add("--quick", action="store_true", help="a smoke test, with numbers that mean nothing")

@@ -12,7 +12,7 @@ from keras import layers, ops
 from scipy.optimize import minimize
 
 import tfp_ibnn as ibnn
-from studies.joint_time import parse
+from studies.joint_time import STUDY
 from studies.joint_time import run as time_joint
 from tests.layer_checklist import numpy, predict_without_noise, stir
 from tests.whole.test_elbo import compiled, linear
@@ -488,7 +488,7 @@ def test_steps_are_timed_and_elbos_are_bounds_of_one_evidence(monkeypatch, tmp_p
     loaded = (x, (x.mean(axis=(1, 2, 3)) > 0).astype("int32")), None
     monkeypatch.setattr(time_joint.data, "load", lambda *_: loaded)
     options = "--networks mlp --rounds 2 --steps 2 --images 64 --epochs 2 --json".split()
-    rows = time_joint.execute(parse([*options, str(tmp_path / "found.json")]))
+    rows = time_joint.execute(STUDY.parse([*options, str(tmp_path / "found.json")]))
     assert [row["posterior"] for row in rows] == list(time_joint.POSTERIORS)
     assert all(row["ratio"] > 0.5 and row["elbo"] < 0 for row in rows)
     assert json.loads((tmp_path / "found.json").read_text())["rows"] == rows

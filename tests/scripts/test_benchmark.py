@@ -221,7 +221,7 @@ def test_cases_of_laplace_are_timed_in_turns(eagerly, monkeypatch):
 @pytest.mark.once
 def test_rows_of_laplace_are_kept_one_by_one(laplace_run, monkeypatch, tmp_path, capsys):
     monkeypatch.syspath_prepend(ROOT / "scripts")
-    command = importlib.import_module("studies.laplace_torch")
+    command = importlib.import_module("studies.laplace_torch").STUDY
     script = importlib.import_module("studies.laplace_torch.run")
     monkeypatch.chdir(tmp_path)
     page = tmp_path / "results" / "benchmark" / "laplace" / "README.md"

@@ -14,8 +14,7 @@ Examples:
 from studies.command import Study
 
 STUDY = Study(
-    name="calibrate",
-    results="results/calibrate",
+    "calibrate",
     seeds=5,
     options={
         "effort": {
@@ -26,7 +25,3 @@ STUDY = Study(
     },
     groups=("TUNED", "UNSEEN"),
 )
-
-
-def main(argv=None):
-    return STUDY.main(argv, __doc__)

@@ -15,7 +15,7 @@ import tfp_ibnn as ibnn
 from lib import networks as models
 from lib import provenance
 from lib.parts import images, packaged
-from lib.tasks import read, run_tasks
+from lib.tasks import run_tasks
 
 layers = keras.layers
 QUICK = 64  # examples of each kind, at most
@@ -144,9 +144,8 @@ def run_all(names, seeds, folder, *, quick=False, jobs=1, data_dir=None, effort=
         (before, after), seconds = scores_of(record, "NLL")[::2], sum(record["seconds"].values())
         return f"NLL {before:.4f}, {after:.4f} by {record['chosen']}, {seconds:.0f} s"
 
-    done = {(record["pair"], record["seed"]) for record in read(folder)}
     every = [(name, seed) for seed in seeds for name in names]
-    return run_tasks(run, every, done, (quick, data_dir, effort), folder, jobs, shown)
+    return run_tasks(run, every, (quick, data_dir, effort), folder, jobs, shown)
 
 
 def scores_of(record, score):

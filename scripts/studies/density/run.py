@@ -13,7 +13,7 @@ from scipy.special import logsumexp
 
 import tfp_ibnn as ibnn
 from lib import provenance
-from lib.tasks import read, run_tasks
+from lib.tasks import run_tasks
 
 flows = ibnn.flows
 PAIRS = {  # titles
@@ -164,10 +164,9 @@ def run(pair, seed, flow, quick=False):
 
 def run_all(pairs, seeds, folder, *, quick=False, jobs=1, data_dir=None):
     """Run what `runs.jsonl` in the folder lacks; return how many failed."""
-    done = {(record["pair"], record["seed"], record["group"]) for record in read(folder)}
     every = [(pair, seed, flow) for pair in pairs for flow in FLOWS for seed in seeds]
 
     def shown(record):
         return f"{record['scores']['log-likelihood']:.4f} nats"
 
-    return run_tasks(run, every, done, (quick,), folder, jobs, shown)
+    return run_tasks(run, every, (quick,), folder, jobs, shown)

@@ -1,9 +1,8 @@
 """The tables of the study of densities."""
 
 import numpy as np
-import pandas as pd
 
-from lib.tables import markdown_table, spread
+from lib.tables import listed, spread
 from studies.density.run import FLOWS, PAIRS
 
 
@@ -29,7 +28,7 @@ def toys(records):
         own = [x["scores"]["true"] for x in records if x["pair"] == pair and x["scores"]["true"]]
         truth[title] = spread(sorted(set(own))) if own else "not known"
     lines.append(truth | {"parameters": "-", "seconds": "-"})
-    return markdown_table(pd.DataFrame(lines))
+    return listed(lines)
 
 
 def tables(records):

@@ -14,8 +14,7 @@ Examples:
 from studies.command import Study
 
 STUDY = Study(
-    name="distance",
-    results="results/distance",
+    "distance",
     options={
         "reference": {"metavar": "PATH", "help": "predictions of HMC (default: TFP_IBNN_HMC)"},
         "epochs": {
@@ -24,7 +23,3 @@ STUDY = Study(
         },
     },
 )
-
-
-def main(argv=None):
-    return STUDY.main(argv, __doc__)

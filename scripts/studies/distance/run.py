@@ -334,9 +334,8 @@ def run_all(
         return f"agreement {found['agreement']:.4f}, TV {found['TV']:.4f}, {found['seconds']:.0f} s"
 
     def phase(tasks):
-        done = {(x["pair"], x["seed"], x["group"]) for x in read(folder)}
         options = (folder, quick, data_dir, reference, epochs)
-        return run_tasks(run, tasks, done, options, folder, jobs, shown)
+        return run_tasks(run, tasks, options, folder, jobs, shown)
 
     first = [(x, 0, trial) for x in FIRST if x in pairs for trial in PAIRS[x][1]]
     failed = phase(first)

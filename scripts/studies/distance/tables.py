@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from lib.tables import markdown_table
+from lib.tables import listed, spread
 from studies.distance.run import LONG, PAIRS, best
 
 SCORES = {"agreement": 4, "TV": 4, "accuracy": 4, "NLL": 4, "ECE": 4}
@@ -26,10 +26,7 @@ def title(method):
 def cells(records):
     """Return the cells of some runs of one setting: means, and standard deviations of several."""
     found = pd.DataFrame([record["scores"] for record in records])
-    line = {}
-    for key, digits in SCORES.items():
-        spread = f" ± {found[key].std():.{digits}f}" if len(found) > 1 else ""
-        line[key] = f"{found[key].mean():.{digits}f}{spread}"
+    line = {key: spread(found[key], digits) for key, digits in SCORES.items()}
     return line | {key: f"{found[key].mean():.{digits}f}" for key, digits in COSTS.items()}
 
 
@@ -56,7 +53,7 @@ def overview(records):
     for name, (agreement, distance) in PUBLISHED.items():
         known = {"agreement": f"{agreement:.3f}", "TV": f"{distance:.3f}"}
         lines.append({"method": f"published: {name}", **known})
-    return markdown_table(pd.DataFrame(lines).fillna("-"))
+    return listed(lines)
 
 
 def trials(records):
@@ -73,7 +70,7 @@ def trials(records):
                     line["TV, 0 to 4,999"] = f"{found['choice, TV']:.4f}"
                     line["chosen"] = "yes" if best(records, method) == trial else ""
                     rows.append(line | cells([record]))
-    return markdown_table(pd.DataFrame(rows)) if rows else "Not run yet."
+    return listed(rows)
 
 
 def tables(records):

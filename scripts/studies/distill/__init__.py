@@ -13,11 +13,4 @@ Examples:
 
 from studies.command import Study
 
-STUDY = Study(
-    name="distill",
-    results="results/distill",
-)
-
-
-def main(argv=None):
-    return STUDY.main(argv, __doc__)
+STUDY = Study("distill")

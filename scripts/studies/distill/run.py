@@ -15,11 +15,11 @@ from scipy.stats import norm
 from sklearn import datasets
 
 import tfp_ibnn as ibnn
-from lib import data, provenance, shifts
+from lib import provenance
 from lib.networks import lenet, mlp, vgg16
-from lib.parts import images, packaged
+from lib.parts import images, ood_images, packaged
 from lib.probabilities import best_temperature, nll, scaled
-from lib.tasks import read, run_tasks
+from lib.tasks import run_tasks
 
 PAIRS = {  # titles, the epochs of training and of distillation, and the batch size
     "digits": ("digits 1,000, MLP 64-64", 60, 60, 32),
@@ -80,10 +80,8 @@ class Problem:
             return turned.reshape(-1, 64).copy()
         if self.pair == "diabetes":
             return 2 * np.random.default_rng(self.seed).permuted(x, axis=0)
-        is_fashion = self.pair == "fashion_lenet"
-        own, other = ("fashion_mnist", "mnist") if is_fashion else ("cifar10", "fashion_mnist")
-        foreign = data.load(other, data_dir)[1][0][: len(x)]
-        return (shifts.convert_images(foreign, other, own) / 255).astype("float32")
+        own = "fashion_mnist" if self.pair == "fashion_lenet" else "cifar10"
+        return ood_images(own, len(x), data_dir)
 
     @property
     def augment(self):
@@ -289,6 +287,5 @@ def run_all(pairs, seeds, folder, *, quick=False, jobs=1, data_dir=None):
         gains = [gain(methods, name) for name in ("teacher", "ibnn.distill")]
         return "NLL gained by teacher and student: {:.4f}, {:.4f}".format(*gains)
 
-    done = {(record["pair"], record["seed"], record["group"]) for record in read(folder)}
     every = [(pair, seed, kind) for pair in pairs for kind in TEACHERS for seed in seeds]
-    return run_tasks(run, every, done, (quick, data_dir), folder, jobs, shown)
+    return run_tasks(run, every, (quick, data_dir), folder, jobs, shown)

@@ -14,11 +14,6 @@ Examples:
 from studies.command import Study
 
 STUDY = Study(
-    name="few",
-    results="results/few",
+    "few",
     seeds=8,
 )
-
-
-def main(argv=None):
-    return STUDY.main(argv, __doc__)

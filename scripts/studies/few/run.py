@@ -20,7 +20,7 @@ import numpy as np
 from scipy.special import log_softmax
 
 import tfp_ibnn as ibnn
-from lib import data, provenance
+from lib import data, files, provenance
 from lib.networks import lenet, posterior_map, vgg16
 from lib.probabilities import best_temperature, nll, scaled
 from lib.run import channel_dropout
@@ -257,8 +257,8 @@ def run(pair, seed, method, trial, settings, folder, quick=False, data_dir=None)
         path = kept(folder, pair, seed, number, quick)
         path.parent.mkdir(parents=True, exist_ok=True)
         half_precision = {"held": held.astype("float16"), "test": test.astype("float16")}
-        np.savez(path.with_suffix(".part.npz"), **half_precision)
-        path.with_suffix(".part.npz").rename(path)
+        with files.replacing(path) as temporary:
+            np.savez(temporary, **half_precision)
     found = scores(held, y_held, test, y) | {"draws": getattr(model, "samples", 1), **seconds}
     return {**about, "scores": found}
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from lib.tables import change, markdown_table
+from lib.tables import change, markdown_table, spread
 from studies.few.run import GRIDS, METHODS, PAIRS, chosen
 
 PLAIN, T = "deterministic", ", T"
@@ -55,9 +55,7 @@ def table(records, pair):
     for name, group in data.groupby("method", sort=False):
         line = {"method": name, "seeds": len(group)}
         for key, digits in COLUMNS.items():
-            values = group[key]
-            spread = f" ± {values.std():.4f}" if len(values) > 1 and digits == 4 else ""
-            line[key] = "-" if values.isna().any() else f"{values.mean():.{digits}f}{spread}"
+            line[key] = spread(group[key], digits, deviation=digits == 4)
         lines.append((group["NLL, T"].mean(), line))
     lines.sort(key=lambda pair: pair[0])
     return markdown_table(pd.DataFrame([line for _, line in lines]))

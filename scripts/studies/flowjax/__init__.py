@@ -11,36 +11,22 @@ Examples:
     python scripts/study.py flowjax --threads 1
 """
 
-import argparse
 import os
 
-os.environ.setdefault("KERAS_BACKEND", "jax")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+from studies.command import Command
 
+os.environ.setdefault("KERAS_BACKEND", "jax")
 
 RESULTS = "results/density"
 
 
-def parse(argv=None):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
+def options(add):
     add("--pairs", nargs="+", help="data (default: all)")
     add("--seeds", type=int, nargs="+", default=range(3), help="default: 0 to 2")
     add("--threads", type=int, default=1, help="of both, by the cores they may use (default 1)")
     add("--peer-python", default=".venv-peers/bin/python", help="Python with FlowJAX")
     add("--output", help=f"default: {RESULTS}, or outputs/quick/density")
     add("--quick", action="store_true", help="a smoke test, with numbers that mean nothing")
-    options = parser.parse_args(argv)
-    if options.threads < 1:
-        parser.error(f"--threads must be at least 1; got {options.threads}")
-    options.output = options.output or ("outputs/quick/density" if options.quick else RESULTS)
-    return options
 
 
-def main(argv=None):
-    options = parse(argv)  # first: the imports below take seconds
-    from studies.flowjax.run import execute
-
-    return execute(options)
+STUDY = Command("flowjax", options, {"threads": 1})

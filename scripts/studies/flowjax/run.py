@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from lib import files, provenance
-from lib.tasks import apart, append, read
+from lib.tasks import apart, append, read, task_of
 from studies.density import STUDY as DENSITY
 from studies.density import run as density
 from studies.flowjax import RESULTS, tables
@@ -21,6 +21,7 @@ FLOWS = ("8 affine couplings", "6 spline couplings", "8 autoregressive (MAF)")
 
 def execute(options):
     """Do what the command line says."""
+    options.output = options.output or ("outputs/quick/density" if options.quick else RESULTS)
     options.pairs = options.pairs or list(density.PAIRS)
     if unknown := set(options.pairs) - density.PAIRS.keys():
         known = ", ".join(density.PAIRS)
@@ -29,7 +30,7 @@ def execute(options):
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
     path = Path(options.output) / "peers.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    done = {(row["pair"], row["seed"], row["group"]) for row in read(path.parent, path.name)}
+    done = set(map(task_of, read(path.parent, path.name)))
     for flow in FLOWS:
         for pair in options.pairs:
             for seed in options.seeds:

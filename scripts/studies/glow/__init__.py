@@ -11,11 +11,9 @@ Examples:
     KERAS_BACKEND=jax python scripts/study.py glow --stochastic-lr 0.02
 """
 
-import argparse
-import os
 from typing import NamedTuple
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+from studies.command import Command
 
 
 class Variant(NamedTuple):
@@ -42,11 +40,7 @@ VARIANTS = {
 }
 
 
-def parse(argv=None):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
+def options(add):
     add("--steps", type=int, default=1000, help="of training (default 1000)")
     add("--batch-size", type=int, default=128, help="examples in a step (default 128)")
     add("--lr", type=float, default=2e-4, help="of the weights (default 2e-4)")
@@ -55,11 +49,6 @@ def parse(argv=None):
     add("--output", default="outputs/glow", help="folder (default outputs/glow)")
     known = ", ".join(VARIANTS)
     add("--only", nargs="+", choices=list(VARIANTS), metavar="VARIANT", help=f"some of: {known}")
-    return parser.parse_args(argv)
 
 
-def main(argv=None):
-    options = parse(argv)  # first: the imports below take seconds
-    from studies.glow.run import execute
-
-    return execute(options)
+STUDY = Command("glow", options)

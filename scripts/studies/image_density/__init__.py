@@ -14,8 +14,7 @@ Examples:
 from studies.command import Study
 
 STUDY = Study(
-    name="image_density",
-    results="results/image_density",
+    "image_density",
     seeds=1,
     options={
         "minutes": {"type": float, "default": 10.0, "help": "of each task (default 10)"},
@@ -26,7 +25,3 @@ STUDY = Study(
         },
     },
 )
-
-
-def main(argv=None):
-    return STUDY.main(argv, __doc__)

@@ -15,7 +15,7 @@ from keras import ops
 
 import tfp_ibnn as ibnn
 from lib import data, provenance
-from lib.tasks import read, run_tasks
+from lib.tasks import run_tasks
 
 flows, layers = ibnn.flows, keras.layers
 PAIRS = {"mnist": ("MNIST",)}
@@ -229,11 +229,10 @@ def run_all(pairs, seeds, folder, *, quick=False, jobs=1, data_dir=None, minutes
     methods = methods or list(METHODS)
     if unknown := set(methods) - METHODS.keys():
         raise SystemExit(f"--methods must be some of {', '.join(METHODS)}; got {unknown.pop()}")
-    done = {(record["pair"], record["seed"], record["group"]) for record in read(folder)}
     every = [(pair, seed, method) for pair in pairs for seed in seeds for method in methods]
 
     def shown(record):
         scores = record["scores"]
         return f"{scores['bits']:.4f} bits, {scores['epochs']} epochs, {scores['seconds']:.0f} s"
 
-    return run_tasks(run, every, done, (quick, data_dir, minutes), folder, jobs, shown)
+    return run_tasks(run, every, (quick, data_dir, minutes), folder, jobs, shown)

@@ -1,9 +1,8 @@
 """The table of the study of densities of images."""
 
 import numpy as np
-import pandas as pd
 
-from lib.tables import markdown_table
+from lib.tables import listed
 from studies.image_density.run import METHODS
 
 PUBLISHED = {
@@ -28,7 +27,7 @@ def bits(records):
         line |= {key: f"{mean[name]:.3f}" for key, name in COLUMNS.items()}
         line |= {key: f"{mean[key]:,.0f}" for key in ("parameters", "epochs", "best epoch")}
         lines.append(line | {"minutes": f"{mean['seconds'] / 60:.1f}", "seeds": len(own)})
-    return markdown_table(pd.DataFrame(lines)) if lines else "Not run yet."
+    return listed(lines)
 
 
 COLUMNS = {"test": "bits", "validation": "validation", "training": "training"}

@@ -12,19 +12,12 @@ Examples:
     python scripts/study.py joint_time --networks lenet --epochs 0
 """
 
-import argparse
-import os
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("MPLBACKEND", "Agg")
+from studies.command import DATA_DIR, Command
 
 NETWORKS = ("lenet", "mlp")
 
 
-def parse(argv=None):
-    about = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = argparse.ArgumentParser(**about)
-    add = parser.add_argument
+def options(add):
     add("--networks", nargs="+", choices=NETWORKS, default=NETWORKS)
     add("--rounds", type=int, default=8, help="repeats of each step's time (default 8)")
     add("--steps", type=int, default=16, help="steps in one execution (default 16)")
@@ -33,13 +26,8 @@ def parse(argv=None):
         "--epochs", type=int, default=20, help="to train each posterior; 0: times only (default 20)"
     )
     add("--seed", type=int, default=0, help="default 0")
-    add("--data-dir", help="cache of the data (default: TFP_IBNN_DATA, or the user's cache)")
+    add("--data-dir", help=DATA_DIR)
     add("--json", help="file for the numbers")
-    return parser.parse_args(argv)
 
 
-def main(argv=None):
-    options = parse(argv)  # first: the imports below take seconds
-    from studies.joint_time.run import execute
-
-    execute(options)
+STUDY = Command("joint_time", options)

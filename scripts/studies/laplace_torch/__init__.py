@@ -21,23 +21,16 @@ Examples:
     python scripts/study.py laplace_torch --store
 """
 
-import argparse
-import os
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault("MPLBACKEND", "Agg")
+from studies.command import Command
 
 RESULTS = Path("results/benchmark")
 PAGE = RESULTS / "laplace" / "README.md"
 CASES = ("last_layer full", "last_layer diag", "last_layer kron", "all diag", "all kron")
 
 
-def parse(argv=None):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
+def options(add):
     add("--train", type=int, default=2000, help="training images")
     add("--test", type=int, default=10_000, help="images to predict")
     add("--epochs", type=int, default=5)
@@ -54,16 +47,7 @@ def parse(argv=None):
     add("--output", type=Path, default="outputs/benchmark", help="folder of --time and --growth")
     add("--resume", action="store_true", help="keep the rows in --output, measure the others")
     add("--store", action="store_true", help=f"keep the rows in --output, and show them in {PAGE}")
-    options = parser.parse_args(argv)
-    for name in ("threads", "rounds", "samples", "batch_size"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1; got {value}")
-    return options
 
 
-def main(argv=None):
-    options = parse(argv)  # first: the imports below take seconds
-    from studies.laplace_torch.run import execute
-
-    return execute(options)
+POSITIVE = ("threads", "rounds", "samples", "batch_size")
+STUDY = Command("laplace_torch", options, dict.fromkeys(POSITIVE, 1))

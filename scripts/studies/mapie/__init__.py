@@ -11,28 +11,18 @@ Examples:
     python scripts/study.py mapie --store
 """
 
-import argparse
-import os
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+from studies.command import Command
 
 RESULTS = Path("results/benchmark/mapie.json")
 
 
-def parse(argv=None):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--python", default=".venv-peers/bin/python", help="with MAPIE")
-    parser.add_argument("--store", action="store_true", help=f"keep the rows in {RESULTS}")
-    return parser.parse_args(argv)
+def options(add):
+    add("--epochs", type=int, default=20)
+    add("--seed", type=int, default=0)
+    add("--python", default=".venv-peers/bin/python", help="with MAPIE")
+    add("--store", action="store_true", help=f"keep the rows in {RESULTS}")
 
 
-def main(argv=None):
-    options = parse(argv)  # first: the imports below take seconds
-    from studies.mapie.run import execute
-
-    execute(options)
+STUDY = Command("mapie", options)

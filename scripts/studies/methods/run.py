@@ -15,12 +15,12 @@ import numpy as np
 from sklearn import datasets
 
 import tfp_ibnn as ibnn
-from lib import data, provenance, shifts
+from lib import files, provenance, shifts
 from lib.networks import lenet, mlp, vgg16
-from lib.parts import images, packaged
+from lib.parts import images, ood_images, packaged
 from lib.probabilities import best_temperature, entropy, nll, scaled
 from lib.scan import can_scan, scan
-from lib.tasks import read, run_tasks
+from lib.tasks import run_tasks
 
 DRAWS, BATCH, MEMBERS = 32, 500, 5
 PAIRS = {  # titles, epochs, batch size, the rate of SGHMC, the data set
@@ -65,13 +65,11 @@ class Problem:
         """Return OOD inputs, and the test inputs under corruptions; none of the digits."""
         if self.name == "digits":
             return None, []
-        other = {"fashion_mnist": "mnist", "cifar10": "fashion_mnist"}[self.name]
         count = len(self.test[1])
-        foreign = data.load(other, data_dir)[1][0][:count]
-        foreign = shifts.convert_images(foreign, other, self.name)
         pixels = np.round(255 * self.test[0][: count // 5]).astype("uint8")
-        changed = [shifts.corrupt(pixels, name, 3) for name in CORRUPTIONS]
-        return (foreign / 255).astype("float32"), [(x / 255).astype("float32") for x in changed]
+        changed = [shifts.corrupt(pixels, name, 3) / 255 for name in CORRUPTIONS]
+        corrupted = [x.astype("float32") for x in changed]
+        return ood_images(self.name, count, data_dir), corrupted
 
     @property
     def steps(self):
@@ -155,9 +153,8 @@ def member(problem, kept, number):
     begun = time.perf_counter()
     model = problem.fit(problem.build(100 * problem.seed + number))
     seconds = time.perf_counter() - begun
-    partial = kept(number).with_suffix(".part.keras")
-    model.save(partial)
-    partial.rename(kept(number))
+    with files.replacing(kept(number)) as temporary:
+        model.save(temporary)
     return {"MAP": (model, seconds)} if number == 0 else {}
 
 
@@ -314,8 +311,8 @@ def run(pair, seed, group, folder, quick=False, data_dir=None):
     kept(0).parent.mkdir(parents=True, exist_ok=True)
     features = kept("features").with_suffix(".npz")
     if group == "features":
-        np.savez(features.with_suffix(".part.npz"), *vgg16_features(problem))
-        features.with_suffix(".part.npz").rename(features)
+        with files.replacing(features) as temporary:
+            np.savez(temporary, *vgg16_features(problem))
     elif pair == "cifar_vgg16":
         wait_for(features)
         with np.load(features) as arrays:
@@ -341,7 +338,6 @@ def run_all(pairs, seeds, folder, *, quick=False, jobs=1, data_dir=None):
     def shown(record):
         return ", ".join(f"{key}: NLL {row['NLL']:.4f}" for key, row in record["methods"].items())
 
-    done = {(record["pair"], record["seed"], record["group"]) for record in read(folder)}
     every = [(pair, seed, group) for group in TASKS for pair in pairs for seed in seeds]
     every = [task for task in every if task[2] != "features" or task[0] == "cifar_vgg16"]
-    return run_tasks(run, every, done, (folder, quick, data_dir), folder, jobs, shown)
+    return run_tasks(run, every, (folder, quick, data_dir), folder, jobs, shown)

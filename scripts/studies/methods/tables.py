@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from lib.tables import markdown_table
+from lib.tables import markdown_table, spread
 from studies.methods.run import PAIRS
 
 SCORES = ("accuracy", "NLL", "NLL, T", "ECE", "AUROC", "NLL corrupted")
@@ -24,8 +24,7 @@ def table(records, pair, title=None):
     for name, group in pd.DataFrame(rows).groupby("method", sort=False):
         line = {"method": name}
         for key in SCORES:
-            spread = f" ± {group[key].std():.4f}" if len(group) > 1 else ""
-            line[key] = "-" if group[key].isna().any() else f"{group[key].mean():.4f}{spread}"
+            line[key] = spread(group[key], 4)
         for key in ("draws", "fit (s)", "prediction (s)"):
             line[key] = f"{group[key].mean():.{0 if key == 'draws' else 1}f}"
         cells.append((group["NLL"].mean(), line))

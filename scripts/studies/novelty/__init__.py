@@ -13,11 +13,4 @@ Examples:
 
 from studies.command import Study
 
-STUDY = Study(
-    name="novelty",
-    results="results/novelty",
-)
-
-
-def main(argv=None):
-    return STUDY.main(argv, __doc__)
+STUDY = Study("novelty")

@@ -14,7 +14,7 @@ import tfp_ibnn as ibnn
 from lib import data, provenance, shifts
 from lib.networks import lenet, mlp, posterior_map, vgg16
 from lib.probabilities import nll
-from lib.tasks import read, run_tasks
+from lib.tasks import run_tasks
 from studies.methods.run import CORRUPTIONS, Problem
 
 CIFAR, HELD_OUT = ("cifar_vgg16", "cifar_lenet"), (3, 8)  # cats and ships
@@ -271,6 +271,5 @@ def run_all(pairs, seeds, folder, *, quick=False, jobs=1, data_dir=None):
         texts = [f"{name} {row['OOD']['entropy']['left out'][0]:.3f}" for name, row in rows]
         return f"AUROC {', '.join(texts)}; {record['seconds']:.0f} s"
 
-    done = {(record["pair"], record["seed"], record["group"]) for record in read(folder)}
     every = [(pair, seed, group) for seed in seeds for pair in pairs for group in groups(pair)]
-    return run_tasks(run, every, done, (quick, data_dir), folder, jobs, shown)
+    return run_tasks(run, every, (quick, data_dir), folder, jobs, shown)

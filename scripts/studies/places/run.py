@@ -15,7 +15,7 @@ import numpy as np
 import tfp_ibnn as ibnn
 from lib import provenance
 from lib.parts import images
-from lib.tasks import read, run_tasks
+from lib.tasks import run_tasks
 from studies.methods.run import Problem as MethodProblem
 from studies.methods.run import member, wait_for
 from studies.places import texts
@@ -166,10 +166,9 @@ def run_all(pairs, seeds, folder, *, quick=False, jobs=1, data_dir=None):
         rows = record.get("methods", {}).items()
         return ", ".join(f"{key}: NLL {row['NLL']:.4f}" for key, row in rows)
 
-    done = {(record["pair"], record["seed"], record["group"]) for record in read(folder)}
     every = [(pair, seed, group) for pair in pairs for seed in seeds for group in tasks(pair)]
     apart = [task for task in every if task[2] == "steps" and task[1] == min(seeds)]
     every = [task for task in every if task[2] != "steps"]
     options = (folder, quick, data_dir)
-    failed = run_tasks(run, every, done, options, folder, jobs, shown)
-    return failed + run_tasks(run, apart, done, options, folder, 1, shown)
+    failed = run_tasks(run, every, options, folder, jobs, shown)
+    return failed + run_tasks(run, apart, options, folder, 1, shown)

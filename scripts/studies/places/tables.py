@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from lib.tables import change, markdown_table
+from lib.tables import change, listed, markdown_table
 from studies.methods.tables import table
 from studies.places.run import PAIRS, PLACES, POSTERIORS
 
@@ -31,7 +31,7 @@ def contrasts(records, pair, score="NLL, T"):
     ]
     apart = {place: less(f"flow, {place}", f"Gaussian, {place}") for place in places}
     rows.append({"posterior": "flow - Gaussian", **{f"{p} - network": x for p, x in apart.items()}})
-    return markdown_table(pd.DataFrame(rows).fillna("-"))
+    return listed(rows)
 
 
 def steps(records, pair):

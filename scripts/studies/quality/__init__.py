@@ -12,11 +12,4 @@ Examples:
 
 from studies.command import Study
 
-STUDY = Study(
-    name="quality",
-    results="results/quality",
-)
-
-
-def main(argv=None):
-    return STUDY.main(argv, __doc__)
+STUDY = Study("quality")

@@ -18,7 +18,7 @@ import tfp_ibnn as ibnn
 from lib import provenance
 from lib.networks import mlp, vgg16
 from lib.parts import images
-from lib.tasks import read, run_tasks
+from lib.tasks import run_tasks
 
 layers, flows, diagnostics = keras.layers, ibnn.flows, ibnn.diagnostics
 PAIRS = {  # titles, and examples of the last layer
@@ -309,6 +309,5 @@ def run_all(pairs, seeds, folder, *, quick=False, jobs=1, data_dir=None):
         rows = record["methods"].items()
         return ", ".join(f"{key} {row.get('log evidence - ELBO', 0):.2f}" for key, row in rows)
 
-    done = {(record["pair"], record["seed"]) for record in read(folder)}
     every = [(pair, seed) for pair in pairs for seed in seeds]
-    return run_tasks(run, every, done, (quick, data_dir), folder, jobs, shown)
+    return run_tasks(run, every, (quick, data_dir), folder, jobs, shown)

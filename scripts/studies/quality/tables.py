@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from lib.tables import change, markdown_table
+from lib.tables import change, listed, spread
 from studies.quality.run import BY_DRAWS, BY_LAYER, FLOWS, JOINT, PAIRS
 
 GAP = "log evidence - ELBO"
@@ -38,20 +38,16 @@ def frame(records, pair):
 def table(records, pair):
     """Return a Markdown table of means and standard deviations over seeds."""
     data = frame(records, pair)
-    if data.empty:
-        return "Not run yet."
     lines = []
-    for name, group in data.groupby("method", sort=False):
+    for name, group in () if data.empty else data.groupby("method", sort=False):
         line = {"method": name}
         for key, (title, digits) in COLUMNS.items():
             if key in data:
                 # A flow that was fitted to the reference's draws is not compared with these.
                 is_own = name == f"+ {BY_DRAWS}" and key in DISTANCES
-                values = group[key] * np.nan if is_own else group[key]
-                spread = f" ± {values.std():.{digits}f}" if len(values) > 1 and digits else ""
-                line[title] = "-" if values.isna().any() else f"{values.mean():.{digits}f}{spread}"
+                line[title] = "-" if is_own else spread(group[key], digits, deviation=digits > 0)
         lines.append(line)
-    return markdown_table(pd.DataFrame(lines))
+    return listed(lines)
 
 
 def contrasts(records):
@@ -75,7 +71,7 @@ def contrasts(records):
             line = {"problem": title, "posterior": name, "gap closed": closed}
             line |= {"gap (nats)": change(less[GAP]), "test NLL": change(less["NLL"])}
             lines.append(line)
-    return markdown_table(pd.DataFrame(lines)) if lines else "Not run yet."
+    return listed(lines)
 
 
 def references(records):
@@ -93,7 +89,7 @@ def references(records):
                 | {"error of the evidence": f"{max(evidence):.3f}"}
                 | {"test NLL": f"{np.mean([row['NLL'] for row in found]):.4f}"}
             )
-    return markdown_table(pd.DataFrame(lines)) if lines else "Not run yet."
+    return listed(lines)
 
 
 def tables(records):

@@ -17,20 +17,13 @@ Examples:
     python scripts/study.py step_by_hand --quick
 """
 
-import argparse
+from studies.command import Command
 
 
-def parse(argv=None):
-    about = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = argparse.ArgumentParser(**about)
-    parser.add_argument("--batch-sizes", type=int, nargs="+", default=[128, 256])
-    parser.add_argument("--rounds", type=int, default=12, help="default 12")
-    parser.add_argument("--quick", action="store_true", help="a smoke test: a narrow network")
-    return parser.parse_args(argv)
+def options(add):
+    add("--batch-sizes", type=int, nargs="+", default=[128, 256])
+    add("--rounds", type=int, default=12, help="default 12")
+    add("--quick", action="store_true", help="a smoke test: a narrow network")
 
 
-def main(argv=None):
-    options = parse(argv)  # first: the imports below take seconds
-    from studies.step_by_hand.run import execute
-
-    execute(options)
+STUDY = Command("step_by_hand", options)

@@ -1,12 +1,11 @@
 """A training step of VGG16 with noise, by hand in JAX."""
 
-import json
-import time
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from studies import by_hand
 
 BLOCKS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 UNITS = (1024, 512, 10)
@@ -21,14 +20,8 @@ def execute(options):
     for batch_size in options.batch_sizes:
         size = {"narrower": 32, "steps": 2} if options.quick else {"narrower": 1, "steps": 50}
         actions = {kind: compiled(kind, batch_size, **size) for kind in KINDS}
-        times = {kind: [] for kind in KINDS}
-        for _ in range(2 if options.quick else options.rounds):
-            for kind, action in actions.items():
-                times[kind].append(action()[0])
-        for kind, seconds in times.items():
-            row = {"kind": kind, "batch": batch_size, "ms": 1e3 * min(seconds)}
-            rows.append({**row, "ratio": min(seconds) / min(times["none"])})
-            print(json.dumps(rows[-1]), flush=True)
+        rounds = 2 if options.quick else options.rounds
+        rows += by_hand.timed(actions, rounds, "kind", batch_size)
     return rows
 
 
@@ -52,18 +45,8 @@ def compiled(kind, batch_size, steps, narrower=1):
         averages = jax.tree.map(lambda a, b: 0.99 * a + 0.01 * b, averages, moments)
         return (weights, velocity, averages, key), value
 
-    epoch = jax.jit(lambda state, data: lax.scan(step, state, data), donate_argnums=0)
-    state, data = (weights, velocity, averages, jax.random.key(0)), (x[order], y[order])
-
-    def action():
-        nonlocal state
-        began = time.perf_counter()
-        state, losses = epoch(state, data)
-        jax.block_until_ready(losses)
-        return (time.perf_counter() - began) / steps, float(losses[-1])
-
-    action()
-    return action
+    state = weights, velocity, averages, jax.random.key(0)
+    return by_hand.compiled(step, state, (x[order], y[order]), steps)
 
 
 def initial(kind, rng, narrower):
@@ -141,9 +124,7 @@ def latents(weights, key, count, kind):
         if flow := weights.get("flows", {}).get(str(layer)):
             z, own_kl = through_flow(noise, mean, scale, flow, layer)
         else:
-            log = jnp.log(scale / PRIOR_SCALE)
-            off = (mean - 1) ** 2 / PRIOR_SCALE**2
-            z, own_kl = mean + scale * noise, jnp.sum((off + jnp.expm1(2 * log)) / 2 - log)
+            z, own_kl = mean + scale * noise, by_hand.gaussian_kl(mean, scale, PRIOR_SCALE)
         drawn.append(z)
         kl = kl + own_kl
     if kind == "merged":

@@ -16,20 +16,13 @@ Examples:
     python scripts/study.py transformer_by_hand --quick
 """
 
-import argparse
+from studies.command import Command
 
 
-def parse(argv=None):
-    about = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = argparse.ArgumentParser(**about)
-    parser.add_argument("--batch-size", type=int, default=128, help="default 128")
-    parser.add_argument("--rounds", type=int, default=12, help="default 12")
-    parser.add_argument("--quick", action="store_true", help="a smoke test")
-    return parser.parse_args(argv)
+def options(add):
+    add("--batch-size", type=int, default=128, help="default 128")
+    add("--rounds", type=int, default=12, help="default 12")
+    add("--quick", action="store_true", help="a smoke test")
 
 
-def main(argv=None):
-    options = parse(argv)  # first: the imports below take seconds
-    from studies.transformer_by_hand.run import execute
-
-    execute(options)
+STUDY = Command("transformer_by_hand", options)

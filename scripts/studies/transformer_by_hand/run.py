@@ -1,13 +1,13 @@
 """A training step of a small ViT with noise, by hand in JAX."""
 
 import functools
-import json
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from studies import by_hand
 
 BLOCKS, WIDTH, HEADS, TOKENS, PATCH = 4, 64, 4, 49, 16
 PROJECTIONS = ("query", "key", "value", "output")
@@ -21,16 +21,7 @@ def execute(options):
     steps, rounds = (2, 2) if options.quick else (50, options.rounds)
     size = 4 if options.quick else options.batch_size
     actions = {place: compiled(place, size, steps) for place in PLACES}
-    times = {place: [] for place in PLACES}
-    for _ in range(rounds):
-        for place, action in actions.items():
-            times[place].append(action()[0])
-    rows = []
-    for place, seconds in times.items():
-        ratio = min(seconds) / min(times["none"])
-        rows.append({"place": place, "batch": size, "ms": 1e3 * min(seconds), "ratio": ratio})
-        print(json.dumps(rows[-1]), flush=True)
-    return rows
+    return by_hand.timed(actions, rounds, "place", size)
 
 
 def compiled(place, batch_size, steps):
@@ -54,18 +45,8 @@ def compiled(place, batch_size, steps):
         )
         return (moved, (first, second), count, key), value
 
-    epoch = jax.jit(lambda state, data: lax.scan(step, state, data), donate_argnums=0)
-    state = (weights, tuple(moments), jnp.zeros((), "float32"), jax.random.key(0))
-
-    def action():
-        nonlocal state
-        began = time.perf_counter()
-        state, losses = epoch(state, (x, y))
-        jax.block_until_ready(losses)
-        return (time.perf_counter() - began) / steps, float(losses[-1])
-
-    action()
-    return action
+    state = weights, tuple(moments), jnp.zeros((), "float32"), jax.random.key(0)
+    return by_hand.compiled(step, state, (x, y), steps)
 
 
 def initial(place, rng):
@@ -98,8 +79,7 @@ def loss(weights, x, y, key, place):
             scale = jax.nn.softplus(layer["scale"])
             noise = jax.random.normal(next(keys), (len(x), x.shape[-1]), "float32")
             x = x * (layer["mean"] + scale * noise)[:, None]
-            log, off = jnp.log(scale / PRIOR_SCALE), ((layer["mean"] - 1) / PRIOR_SCALE) ** 2
-            kls.append(jnp.sum((off + jnp.expm1(2 * log)) / 2 - log))
+            kls.append(by_hand.gaussian_kl(layer["mean"], scale, PRIOR_SCALE))
         return x @ layer["kernel"] + layer["bias"]
 
     def dropped(x):

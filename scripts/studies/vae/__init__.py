@@ -17,8 +17,7 @@ Examples:
 from studies.command import Study
 
 STUDY = Study(
-    name="vae",
-    results="results/vae",
+    "vae",
     options={
         "methods": {"nargs": "+", "metavar": "METHOD", "help": "posteriors (default: all)"},
         "epochs": {"type": int, "help": "of training, at most (default: 400)"},
@@ -26,7 +25,3 @@ STUDY = Study(
         "weights": {"type": int, "default": 500, "help": "importance weights (default: 500)"},
     },
 )
-
-
-def main(argv=None):
-    return STUDY.main(argv, __doc__)

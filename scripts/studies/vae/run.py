@@ -11,7 +11,7 @@ import numpy as np
 
 import tfp_ibnn as ibnn
 from lib import data, provenance
-from lib.tasks import read, run_tasks
+from lib.tasks import run_tasks
 
 flows, layers = ibnn.flows, keras.layers
 PAIRS = {  # titles, and the size of z
@@ -183,7 +183,6 @@ def run_all(pairs, seeds, folder, *, quick=False, jobs=1, data_dir=None, methods
     known = {name for pair in pairs for name in POSTERIORS[pair]}
     if unknown := set(methods or ()) - known:
         raise SystemExit(f"--methods must be some of {', '.join(known)}; got {unknown.pop()}")
-    done = {(record["pair"], record["seed"], record["group"]) for record in read(folder)}
     # The slowest first, so that none of them is left alone in the end.
     every = [
         (pair, seed, method)
@@ -199,4 +198,4 @@ def run_all(pairs, seeds, folder, *, quick=False, jobs=1, data_dir=None, methods
         scores = record["scores"]
         return f"-ELBO {scores['-ELBO']:.2f}, NLL {scores['NLL']:.2f}, epochs {scores['epochs']}"
 
-    return run_tasks(run, every, done, settings, folder, jobs, shown)
+    return run_tasks(run, every, settings, folder, jobs, shown)

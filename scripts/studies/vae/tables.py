@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from lib.tables import markdown_table, spread
+from lib.tables import listed, spread
 from studies.vae.run import POSTERIORS
 
 PUBLISHED = {  # -ELBO and NLL; of mlp the bound alone
@@ -42,7 +42,7 @@ def posteriors(records, pair):
         line["epochs"] = _range(found["epochs"])
         line["seconds"] = _range(found["seconds"])
         lines.append(line)
-    return markdown_table(pd.DataFrame(lines)) if lines else "Not run yet."
+    return listed(lines)
 
 
 def _range(values):

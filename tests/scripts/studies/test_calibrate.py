@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lib import files, tasks
-from studies.calibrate import STUDY, main
+from studies.calibrate import STUDY
 from studies.calibrate import run as study
 from studies.calibrate import tables as calibrate_tables
 
@@ -25,7 +25,7 @@ def here(monkeypatch):
 @pytest.mark.slow
 def test_a_quick_run_is_stored_and_not_repeated(here, eagerly, tmp_path, capsys):
     command = ["--quick", "--pairs", "wine", "--seeds", "3", "--output", str(tmp_path)]
-    assert main(command) == 0
+    assert STUDY.main(command) == 0
     assert "1 runs to do, 0 are there" in capsys.readouterr().out
     (record,) = tasks.read(tmp_path)
     options = {"quick": True, "effort": "minutes"}
@@ -35,7 +35,7 @@ def test_a_quick_run_is_stored_and_not_repeated(here, eagerly, tmp_path, capsys)
     assert record["chosen"] in record["candidates"]
     for row in record["candidates"].values():
         assert row.keys() >= {"accuracy", "NLL", "Brier", "ECE", "ECE floor", "T"}
-    assert main(command) == 0
+    assert STUDY.main(command) == 0
     assert "0 runs to do, 1 are there" in capsys.readouterr().out
     assert len(tasks.read(tmp_path)) == 1
     assert "wine 78" in (tmp_path / "table.md").read_text()
@@ -53,7 +53,7 @@ def test_a_failed_run_leaves_the_others(here, tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(study, "run", run)
     command = ["--pairs", "digits", "--seeds", "0", "1", "2", "--output", str(tmp_path)]
-    assert main(command) == 1
+    assert STUDY.main(command) == 1
     assert "error: digits, seed 1: MemoryError: too large" in capsys.readouterr().out
     assert sorted(record["seed"] for record in tasks.read(tmp_path)) == [0, 2]
 
@@ -117,5 +117,5 @@ def test_seed_draws_the_examples(name):
 
 def test_unknown_pairs_are_named(capsys):
     with pytest.raises(SystemExit):
-        main(["--pairs", "nonsense"])
+        STUDY.main(["--pairs", "nonsense"])
     assert "--pairs must be some of digits, " in capsys.readouterr().err

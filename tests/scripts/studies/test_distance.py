@@ -11,7 +11,7 @@ import pytest
 import tfp_ibnn as ibnn
 from lib import data, files, tasks
 from lib.networks import resnet20
-from studies.distance import STUDY, main
+from studies.distance import STUDY
 from studies.distance import run as study
 from studies.distance import tables as distance_tables
 from studies.methods import run as methods
@@ -184,7 +184,7 @@ def random_images(monkeypatch):
 @pytest.mark.slow
 def test_a_quick_run_is_stored_and_not_repeated(random_images, tmp_path, capsys):
     command = ["--quick", "--output", str(tmp_path), "--seeds", "0", "1", "2"]
-    assert main(command) == 0
+    assert STUDY.main(command) == 0
     records = tasks.read(tmp_path)
     assert {x["pair"] for x in records} == {*study.PAIRS, "average"}
     assert all(np.isfinite([*x["scores"].values()]).all() for x in records)
@@ -193,7 +193,7 @@ def test_a_quick_run_is_stored_and_not_repeated(random_images, tmp_path, capsys)
     table = (tmp_path / "table.md").read_text()
     assert "3 averaged" in table
     assert json.dumps(records[0])
-    assert main(command) == 0
+    assert STUDY.main(command) == 0
     assert "0 runs to do, 10 are there" in capsys.readouterr().out
     assert len(tasks.read(tmp_path)) == len(records)
 

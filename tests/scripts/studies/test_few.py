@@ -9,7 +9,7 @@ import pytest
 
 import tfp_ibnn as ibnn
 from lib import files, tasks
-from studies.few import STUDY, main
+from studies.few import STUDY
 from studies.few import run as study
 from studies.few import tables as few_tables
 
@@ -178,12 +178,12 @@ def test_the_report_shows_the_stored_runs():
 def test_a_quick_run_is_stored_and_not_repeated(few, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(study, "METHODS", ["deterministic", "Gaussian", "channel dropout"])
     command = ["--quick", "--pairs", "few_lenet", "--seeds", "0", "--output", str(tmp_path)]
-    assert main(command) == 0
+    assert STUDY.main(command) == 0
     records = tasks.read(tmp_path)
     found = {record["method"]: record["scores"] for record in records if record["trial"] is None}
     assert found.keys() == {*study.METHODS, "member1", "ensemble"}
     assert all(np.isfinite(scores["NLL, T"]) for scores in found.values())
     single = [found[name]["NLL"] for name in ("deterministic", "member1")]
     assert found["ensemble"]["NLL"] < np.mean(single)  # by convexity
-    assert main(command) == 0
+    assert STUDY.main(command) == 0
     assert re.search("0 runs to do, 7 are there", capsys.readouterr().out)

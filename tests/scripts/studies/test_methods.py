@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lib import tasks
-from studies.methods import STUDY, main
+from studies.methods import STUDY
 from studies.methods import run as study
 from studies.methods import tables as method_tables
 
@@ -49,7 +49,7 @@ def test_a_pair_that_was_not_run_says_so():
 
 def test_a_pair_must_be_known(capsys):
     with pytest.raises(SystemExit):
-        main(["--pairs", "nonsense"])
+        STUDY.main(["--pairs", "nonsense"])
     assert "--pairs must be some of fashion_lenet" in capsys.readouterr().err
 
 
@@ -57,11 +57,11 @@ def test_a_pair_must_be_known(capsys):
 def test_a_quick_run_is_stored_and_not_repeated(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(tasks, "apart", lambda function, *task: function(*task))
     command = ["--quick", "--pairs", "digits", "--seeds", "0", "--output", str(tmp_path)]
-    assert main(command) == 0
+    assert STUDY.main(command) == 0
     records = tasks.read(tmp_path)
     assert ["features", *(record["group"] for record in records)] == study.TASKS
     for record in records:
         for row in record["methods"].values():
             assert np.isfinite(row["NLL"])
-    assert main(command) == 0
+    assert STUDY.main(command) == 0
     assert "0 runs to do, 13 are there" in capsys.readouterr().out

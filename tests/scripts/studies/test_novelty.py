@@ -8,7 +8,7 @@ import pytest
 
 import reproduce
 from lib import files, tasks
-from studies.novelty import STUDY, main
+from studies.novelty import STUDY
 from studies.novelty import run as study
 from studies.novelty import tables as novelty_tables
 
@@ -98,11 +98,11 @@ def test_a_quick_run_is_stored_and_not_repeated(eagerly, monkeypatch, tmp_path, 
     kinds = ("noise off", "averaged features", "averaged scores")
     assert [*scores][4:] == [f"knn, {kind}" for kind in kinds]
     assert all(0 <= value <= 1 for values in scores.values() for value in values["left out"])
-    assert main(command) == 0
+    assert STUDY.main(command) == 0
     assert "0 runs to do, 1 are there" in capsys.readouterr().out
 
 
 def test_a_pair_must_be_known(capsys):
     with pytest.raises(SystemExit):
-        main(["--pairs", "nonsense"])
+        STUDY.main(["--pairs", "nonsense"])
     assert "--pairs must be some of cifar_vgg16" in capsys.readouterr().err

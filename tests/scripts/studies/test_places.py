@@ -12,7 +12,7 @@ import pytest
 
 import tfp_ibnn as ibnn
 from lib import files, tasks
-from studies.places import STUDY, main, texts
+from studies.places import STUDY, texts
 from studies.places import run as study
 from studies.places import tables as place_tables
 
@@ -161,12 +161,12 @@ def test_a_quick_run_is_stored_and_not_repeated(monkeypatch, packages, capsys):
     monkeypatch.setattr(texts, "mails", few)
     command = ["--quick", "--pairs", "mails_transformer", "--seeds", "0"]
     command += ["--output", str(packages / "out"), "--data-dir", str(packages)]
-    assert main(command) == 0
+    assert STUDY.main(command) == 0
     records = tasks.read(packages / "out")
     assert [record["group"] for record in records] == study.tasks("mails_transformer")
     rows = [row for record in records for row in record.get("methods", {}).values()]
     assert len(rows) == 8
     assert all(np.isfinite(row["NLL"]) for row in rows)
     assert records[-1]["steps"].keys() >= {"network", "flow, both"}
-    assert main(command) == 0
+    assert STUDY.main(command) == 0
     assert "0 runs to do, 10 are there" in capsys.readouterr().out

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lib import files, tasks
-from studies.quality import STUDY, main
+from studies.quality import STUDY
 from studies.quality import run as study
 from studies.quality import tables as quality_tables
 
@@ -92,9 +92,9 @@ def test_the_z_of_a_network_are_scored_by_the_network():
 def test_a_quick_run_is_stored_and_not_repeated(pair, count, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(tasks, "apart", lambda function, *task: function(*task))
     command = ["--quick", "--pairs", pair, "--seeds", "0", "--output", str(tmp_path)]
-    assert main(command) == 0
+    assert STUDY.main(command) == 0
     (record,) = tasks.read(tmp_path)
     assert len(record["methods"]) == count
     assert all(np.isfinite(row["NLL"]) for row in record["methods"].values())
-    assert main(command) == 0
+    assert STUDY.main(command) == 0
     assert "0 runs to do, 1 are there" in capsys.readouterr().out

@@ -22,7 +22,7 @@ def script():
 
 @pytest.mark.slow
 def test_every_kind_is_trained_and_timed(script):
-    rows = script.execute(step_by_hand.parse(["--quick", "--batch-sizes", "4"]))
+    rows = script.execute(step_by_hand.STUDY.parse(["--quick", "--batch-sizes", "4"]))
     assert [row["kind"] for row in rows] == list(script.KINDS)
     assert rows[0]["ratio"] == 1
     assert all(row["ms"] > 0 for row in rows)
@@ -31,7 +31,7 @@ def test_every_kind_is_trained_and_timed(script):
 @pytest.mark.slow
 def test_every_place_of_a_transformer_is_trained_and_timed():
     script = importlib.import_module("studies.transformer_by_hand.run")
-    rows = script.execute(transformer_by_hand.parse(["--quick"]))
+    rows = script.execute(transformer_by_hand.STUDY.parse(["--quick"]))
     assert [row["place"] for row in rows] == list(script.PLACES)
     assert rows[0]["ratio"] == 1
     action = script.compiled("both", 8, 20)

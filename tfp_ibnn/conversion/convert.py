@@ -10,7 +10,7 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.protocols import PosteriorTemplate, WeightPosterior
 from tfp_ibnn.conversion.choice import checked_templates, choose
 from tfp_ibnn.conversion.classes import deterministic_model, stochastic_model
-from tfp_ibnn.conversion.copying import check_built, folded_copy_of, plain_copy_of
+from tfp_ibnn.conversion.copying import folded_copy_of, plain_copy_of
 from tfp_ibnn.conversion.wrappers import PredictionWrapper
 from tfp_ibnn.layers import StochasticLayer, stochastic_layers
 from tfp_ibnn.layers.base import check_train_size
@@ -74,9 +74,6 @@ def to_stochastic(
     checks.positive_integer("train_samples", train_samples)
     checks.one_of("noise", noise, NOISES)
     checks.one_of("kl_reduction", kl_reduction, REDUCTIONS)
-    check_built(model)
-    if stochastic_layers(model):
-        raise ValueError(f"{model.name!r} is already stochastic; `to_deterministic` undoes that.")
     copied = plain_copy_of(model)
     # Patterns are matched with the names of the original: layers of the copy may have others.
     choice = choose(copied.old.values(), checked_templates(posterior))

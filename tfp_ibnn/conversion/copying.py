@@ -19,7 +19,7 @@ Convert = Callable[[keras.layers.Layer], keras.layers.Layer]
 """What makes a new layer of an old one."""
 
 
-def check_built(model: Any) -> None:
+def _check_built(model: Any) -> None:
     """Raise if something is not a built Keras model."""
     if not isinstance(model, keras.Model):
         raise ValueError(f"`model` must be a Keras model; got {model!r}.")
@@ -37,8 +37,12 @@ def plain_copy_of(model: keras.Model) -> Copied:
         model: a built model.
 
     Raises:
-        ValueError: If a layer cannot be made from its config.
+        ValueError: If it is not a built model, has stochastic layers, or a layer of it cannot be
+            made from its config.
     """
+    _check_built(model)
+    if stochastic_layers(model):
+        raise ValueError(f"{model.name!r} is already stochastic; `to_deterministic` undoes that.")
     copied = _rebuilt(model, _copy_layer)
     transfer.carry_over(copied)
     return copied
@@ -56,7 +60,7 @@ def copy_of(model: keras.Model) -> keras.Model:
     Raises:
         ValueError: If it is not a built model, or a layer of it cannot be made from its config.
     """
-    check_built(model)
+    _check_built(model)
     copied = _rebuilt(model, _copy_layer)
     inside.restore(copied.copy, inside.configs(model))
     transfer.carry_over(copied)

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from tfp_ibnn._core import keras_internals, keras_layers
+from tfp_ibnn._core import keras_internals
 from tfp_ibnn.layers import StochasticLayer, folding, inside
 from tfp_ibnn.layers.base import is_quantized
 from tfp_ibnn.layers.carried import arguments, settings
@@ -180,7 +180,7 @@ def _carry_settings(layer: keras.layers.Layer, copy: keras.layers.Layer) -> None
 def _options(layer: keras.layers.Layer) -> str | None:
     """Return the options of a layer; None if there are none, or are layers inside."""
     with contextlib.suppress(NotImplementedError):
-        if not keras_layers.sublayers(layer):
+        if not keras_internals.nested_layers(layer, include_self=False):
             return str(_without_names(layer.get_config()))
     return None
 

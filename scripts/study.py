@@ -19,39 +19,28 @@ STUDIES = Path(__file__).parent / "studies"
 
 def main(argv=None):
     arguments = sys.argv[1:] if argv is None else list(argv)
-    modules = studies()
+    known = studies()
     name = arguments[0] if arguments else "--help"
-    if name in modules:
-        module = importlib.import_module(modules[name])
-        return getattr(module, "STUDY", module).main(arguments[1:])
+    if name in known:
+        return importlib.import_module(f"studies.{name}").STUDY.main(arguments[1:])
     asks_for_help = name in ("-h", "--help")
     usage = f"usage: study.py NAME [options]\n\n{__doc__}"
     print(usage if asks_for_help else f"error: there is no study {name!r}. These are there:\n")
-    width = max(map(len, modules))
-    for study, module in modules.items():
-        print(f"  {study:{width}}  {purpose(module)}")
+    width = max(map(len, known))
+    for study in known:
+        print(f"  {study:{width}}  {purpose(study)}")
     return 0 if asks_for_help else 2
 
 
 def studies():
-    """Return the modules with the command lines of all studies, by name: those described."""
-    found = {}
-    for folder in sorted(path for path in STUDIES.iterdir() if (path / "run.py").exists()):
-        has_own = docstring(folder / "__init__.py") is not None
-        found[folder.name] = f"studies.{folder.name}" + ("" if has_own else ".run")
-    return found
+    """Return the names of all studies."""
+    return sorted(path.parent.name for path in STUDIES.glob("*/run.py"))
 
 
-def purpose(module):
-    """Return what a study is for: the first line of its description."""
-    path = STUDIES.parent.joinpath(*module.split("."))
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    return docstring(path).splitlines()[0]
-
-
-def docstring(path):
-    """Return the docstring of a file, without running it."""
-    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) if path.exists() else None
+def purpose(study):
+    """Return what a study is for: the first line of its description, without running it."""
+    text = (STUDIES / study / "__init__.py").read_text(encoding="utf-8")
+    return ast.get_docstring(ast.parse(text)).splitlines()[0]
 
 
 if __name__ == "__main__":

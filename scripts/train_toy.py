@@ -58,12 +58,12 @@ if __name__ == "__main__":
 import matplotlib
 
 matplotlib.use("Agg")
-import numpy as np
 import pandas as pd
 
 from lib import Settings, figures, provenance, study, toy
 from lib.plan import PLANS
 from lib.store import history
+from lib.tables import spread
 
 # TensorFlow counts the functions that it traces, and takes one for each model to be a mistake.
 logging.getLogger("tensorflow").setLevel(logging.ERROR)
@@ -152,16 +152,11 @@ def print_table(rows):
     """Print the means over the seeds, and the standard deviations where there are several."""
     print(f"\n{'budget':8}{'method':26}{'epochs':>6}", *(f"{name:>18}" for name in SCORES), sep="")
     for (budget, method, epochs), group in rows.groupby(["budget", "method", "epochs"], sort=False):
-        cells = (spread(group[name]) for name in SCORES)
+        cells = (spread(group[name], 4) for name in SCORES)
         print(f"{budget:8}{method:26}{epochs:>6}", *(f"{cell:>18}" for cell in cells), sep="")
     best = {**toy.bayes_scores(), "ece": 0.0}
     print(f"{'Bayes rule, expected':40}", *(f"{best[name]:>18.4f}" for name in SCORES), sep="")
     print(f"Posteriors: mean of the probabilities of {rows['samples'].max()} draws.")
-
-
-def spread(values):
-    mean = f"{np.mean(values):.4f}"
-    return f"{mean} ± {np.std(values, ddof=1):.4f}" if len(values) > 1 else mean
 
 
 def save_histories(records, runs, path):

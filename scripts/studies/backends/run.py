@@ -1,19 +1,5 @@
-r"""Train the same networks for a few epochs with each backend, and compare their losses.
+"""Short runs of the same networks with each backend, collected in one table."""
 
-LeNet and VGG16, Gaussian and flow, float32 and mixed_bfloat16; on TensorFlow with XLA and without.
-Each is a run of train_cifar.py, whose folder stays; --full is one of full length. Runs of both
-backends are collected in results/backends/runs.json, with their commands, versions and hardware,
-and shown as a table in results/backends/README.md: run this once in each environment. Rows that
-are there already stay, unless they are run again.
-
-Examples:
-    python scripts/study.py backends --jobs 8
-    KERAS_BACKEND=jax python scripts/study.py backends --jobs 8
-    python scripts/study.py backends --only vgg16-gaussian --epochs 1 --results outputs/part
-    python scripts/study.py backends --full
-"""
-
-import argparse
 import concurrent.futures
 import csv
 import itertools
@@ -51,8 +37,8 @@ FULL = [
 ]
 
 
-def main(argv=None):
-    options = parse(argv)
+def execute(options):
+    """Do what the command line says; return the status."""
     backend = os.environ.get("KERAS_BACKEND") or "tensorflow"
     cases = {
         name: arguments
@@ -192,23 +178,3 @@ def describe(row):
 def text(row):
     losses = " → ".join(f"{x:.3f}" for x in row["loss"])
     return f"{losses}; {row['kl'][-1]:.1f}; {row['test_accuracy']:.3f}, {row['test_nll']:.3f}"
-
-
-def parse(argv):
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--epochs", type=int, default=3, help="of each run (default 3)")
-    add("--seed", type=int, default=0, help="of all runs (default 0)")
-    add("--full", action="store_true", help="only VGG16 with the Gaussian, at full length")
-    add("--jobs", type=int, default=1, help="runs at once (default 1); more pay on a GPU")
-    add("--only", nargs="+", metavar="PART", help="runs whose names have one of these parts")
-    add("--runs", default="outputs/backends", help="folder of the runs")
-    add("--results", default="results/backends", help="folder of the table")
-    add("--data-dir", help="cache of the data")
-    options = parser.parse_args(argv)
-    for name in ("epochs", "jobs"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name} must be at least 1; got {getattr(options, name)}")
-    return options

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from studies.backends import STUDY
 from studies.backends import run as compare
 
 pytestmark = pytest.mark.once
@@ -27,7 +28,7 @@ def test_backends_are_compared_in_one_table(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(compare, "train", train)
     for backend in ("tensorflow", "jax"):
         monkeypatch.setenv("KERAS_BACKEND", backend)
-        assert compare.main(["--only", "lenet-gaussian", "--results", str(tmp_path)]) == 1
+        assert STUDY.main(["--only", "lenet-gaussian", "--results", str(tmp_path)]) == 1
     assert capsys.readouterr().out.count("failed: out of memory") == 3
     rows = json.loads((tmp_path / "runs.json").read_text())
     names = ["jax-lenet-gaussian-float32", "tensorflow-lenet-gaussian-float32"]
@@ -36,4 +37,4 @@ def test_backends_are_compared_in_one_table(monkeypatch, tmp_path, capsys):
     cell = "2.000 → 1.500; 3.0; 0.500, 1.250"
     table = (tmp_path / "README.md").read_text()
     assert f"| lenet, gaussian, float32 | {cell} | {cell} | {cell} |" in table
-    assert compare.main(["--only", "no such run", "--results", str(tmp_path)]) == 2
+    assert STUDY.main(["--only", "no such run", "--results", str(tmp_path)]) == 2

@@ -10,7 +10,8 @@ from keras import layers
 import tfp_ibnn as ibnn
 from tests.calibration.tools import Batches, classes, compiled, mlp
 from tfp_ibnn.calibration import examples
-from tfp_ibnn.calibration.examples import Training, folds_of, prepare
+from tfp_ibnn.calibration.examples import Examples, Training, folds_of, prepare
+from tfp_ibnn.calibration.rows import every_nth
 
 
 def test_folds_are_stratified_and_seeded():
@@ -48,6 +49,18 @@ def test_large_samples_are_thinned_evenly(monkeypatch):
     ].fit
     assert len(fit.y) == 250
     assert 187 <= np.sum(fit.y == 0) <= 188
+
+
+def test_rare_classes_keep_their_share_of_a_large_sample(monkeypatch):
+    monkeypatch.setattr(examples, "WATCHED", 300)
+    y = np.tile(np.arange(100), 24)  # of each class 12 are in the first half, and 3 are watched
+    both = np.arange(2400.0)[:, None], y
+    model, output = mlp(outputs=100, features=1), classes(100, from_logits=True)
+    _, validation = prepare(both, both, model, output, None, 0)
+    np.testing.assert_array_equal(np.bincount(validation.fit.y), np.full(100, 3))
+    assert not np.intersect1d(validation.fit.x, validation.score.x).size
+    some = every_nth(Examples(*both), 8, output, 0)
+    np.testing.assert_array_equal(np.bincount(some.y), np.full(100, 3))
 
 
 def test_sizes_are_the_same_in_every_batch():

@@ -9,6 +9,7 @@ import numpy as np
 from tfp_ibnn.calibration.reading import SCORED_ROWS, Reader, counted, joined, read
 from tfp_ibnn.calibration.rows import (
     described,
+    folds_of,
     groups_of,
     of_rows,
     row_width,
@@ -45,6 +46,22 @@ class Validation(NamedTuple):
         if self.folds is None:
             return []
         return [self.folds != fold for fold in range(FOLDS)]
+
+    def best_nlls(self, raw: np.ndarray, output: Likelihood) -> list[float]:
+        """Return the NLLs, in nats, at a fitted temperature: on all examples, without each fold.
+
+        Noise must not be chosen for what a temperature also does.
+
+        Args:
+            raw: the outputs for the examples to fit, (examples, draws, width).
+            output: what they mean.
+        """
+        y = self.fit.y
+        nlls = [output.best_nll(raw, y, self.fit.weight)]
+        for is_kept in self.without_each_fold():
+            weight = self.fit.weight_of(is_kept)
+            nlls.append(output.best_nll(raw[is_kept], y[is_kept], weight))
+        return nlls
 
     @property
     def shares(self) -> str:
@@ -96,23 +113,6 @@ class Training(NamedTuple):
         )
 
 
-def folds_of(strata: np.ndarray, number: int, seed: int) -> np.ndarray:
-    """Return the fold of each example; each stratum is spread evenly over all folds.
-
-    Args:
-        strata: the stratum of each example, whole numbers (examples,).
-        number: of folds.
-        seed: of the order within a stratum.
-    """
-    count = len(strata)
-    shuffled = np.random.default_rng(seed).permutation(count)
-    by_stratum = np.argsort(strata[shuffled], kind="stable")
-    order = shuffled[by_stratum]
-    folds = np.empty(count, int)
-    folds[order] = np.arange(count) % number
-    return folds
-
-
 def prepare(
     train: Any,
     validation: Any,
@@ -149,11 +149,11 @@ def prepare(
         row_folds = of_rows(examples, folds)
         return training, Validation(examples, examples, row_folds)
     half = folds_of(strata, 2, seed)
-    to_fit = np.flatnonzero(half == 0)
+    to_fit = np.sum(half == 0)
     most_examples = min(WATCHED, most)
-    every = -(-len(to_fit) // most_examples)
-    is_fitted = np.zeros(len(half), bool)
-    is_fitted[to_fit[::every]] = True
+    every = -(-to_fit // most_examples)
+    # A part of the first half, in the same order: folds of a multiple are parts of its folds.
+    is_fitted = folds_of(strata, 2 * every, seed) == 0
     fit = take_examples(examples, is_fitted)
     fit = thinned(fit, most_rows, seed)
     score = take_examples(examples, half == 1)

@@ -178,21 +178,6 @@ def take_examples(examples: Examples, is_chosen: np.ndarray) -> Examples:
     return examples.take(of_rows(examples, is_chosen))
 
 
-def every_nth(examples: Examples, every: int) -> Examples:
-    """Return every n-th example, with all of its rows.
-
-    Args:
-        examples: with or without `Rows`.
-        every: 1 takes all.
-    """
-    groups = groups_of(examples)
-    if groups is None:
-        return examples.take(slice(None, None, every))
-    _, places = np.unique(groups, return_inverse=True)
-    is_taken = places % every == 0
-    return examples.take(is_taken)
-
-
 def thinned(examples: Examples, most: int, seed: int) -> Examples:
     """Return examples with a random sample of the rows of each output; without `Rows`, all of them.
 
@@ -235,6 +220,36 @@ def strata_of(examples: Examples, output: Likelihood) -> np.ndarray:
     by_output = np.stack(strata, axis=1)
     _, combined = np.unique(by_output, axis=0, return_inverse=True)
     return combined.ravel()
+
+
+def folds_of(strata: np.ndarray, number: int, seed: int) -> np.ndarray:
+    """Return the fold of each example; each stratum is spread evenly over all folds.
+
+    Args:
+        strata: the stratum of each example, whole numbers (examples,).
+        number: of folds.
+        seed: of the order within a stratum.
+    """
+    count = len(strata)
+    shuffled = np.random.default_rng(seed).permutation(count)
+    by_stratum = np.argsort(strata[shuffled], kind="stable")
+    order = shuffled[by_stratum]
+    folds = np.empty(count, int)
+    folds[order] = np.arange(count) % number
+    return folds
+
+
+def every_nth(examples: Examples, every: int, output: Likelihood, seed: int) -> Examples:
+    """Return every n-th example of each stratum, with all of its rows.
+
+    Args:
+        examples: with or without `Rows`.
+        every: 1 takes all.
+        output: what the targets are.
+        seed: of the order within a stratum.
+    """
+    strata = strata_of(examples, output)
+    return take_examples(examples, folds_of(strata, every, seed) == 0)
 
 
 def _rarest_classes(y: np.ndarray, groups: np.ndarray, count: int) -> np.ndarray:

@@ -16,9 +16,17 @@ from tfp_ibnn.calibration.examples import Training, Validation
 from tfp_ibnn.likelihoods import Likelihood
 from tfp_ibnn.weights import WeightPosterior
 
+NO_TIME = "there was no time for it"
+"""Why a candidate is dropped that was never scored."""
+
 
 class OutOfTime(Exception):
     """There is not enough time left for a trial."""
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or the name of its type if it has none."""
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 @dataclasses.dataclass(eq=False)
@@ -37,6 +45,8 @@ class Trial:
         stopped: whether its training has ended.
         fate: why it is not compared any more; "" while it is.
         states: the states to try, the best of which counts; if it is trained, the initial one.
+        candidates: each `Candidate` that was scored: the trial with and without a temperature.
+        dropped: why further ones were not, by name.
     """
 
     name: str
@@ -48,6 +58,8 @@ class Trial:
     stopped: bool = False
     fate: str = ""
     states: Sequence[State] = ()
+    candidates: list[Any] = dataclasses.field(default_factory=list)
+    dropped: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.engine is not None:
@@ -58,7 +70,7 @@ class Trial:
 
     def leave_out(self, error: Exception) -> "Trial":
         """Exclude it from the comparison, with the first line of an error as the reason."""
-        self.fate = (str(error) or type(error).__name__).splitlines()[0]
+        self.fate = first_line(error)
         return self
 
     @property
@@ -72,24 +84,18 @@ class Trial:
     def watch(self, data: Validation, output: Likelihood) -> float:
         """Score the current state; record whether it is the best, and the best without each fold.
 
-        The NLL is that at a fitted temperature: noise must not be chosen for what a temperature
-        also does.
-
         Args:
             data: the examples to fit, and their folds.
             output: what the network's outputs mean.
 
         Returns:
-            The NLL on all examples, in nats.
+            The NLL on all examples at a fitted temperature, in nats.
 
         Raises:
             ValueError: if predictions are not finite.
         """
         raw = self.engine.draw(self.state, data.fit.x)
-        nlls = [output.best_nll(raw, data.fit.y, data.fit.weight)]
-        for is_kept in data.without_each_fold():
-            weight = data.fit.weight_of(is_kept)
-            nlls.append(output.best_nll(raw[is_kept], data.fit.y[is_kept], weight))
+        nlls = data.best_nlls(raw, output)
         if nlls[0] < self.nll:
             self.best = self.state
         scores = list(self._scores) or [(math.inf, raw)] * len(nlls)

@@ -10,7 +10,7 @@ import numpy as np
 from tfp_ibnn._core import constraints
 from tfp_ibnn.calibration.engine import Engine, State
 from tfp_ibnn.calibration.rows import every_nth
-from tfp_ibnn.calibration.trials import Setting, Trial, attempt, posterior_engine
+from tfp_ibnn.calibration.trials import OutOfTime, Setting, Trial, attempt, posterior_engine
 from tfp_ibnn.conversion.convert import to_stochastic
 from tfp_ibnn.conversion.copying import copy_of
 from tfp_ibnn.layers import stochastic_layers
@@ -21,13 +21,15 @@ SCALES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 """The standard deviations of the noise that are tried."""
 SCREENED = 512
 """The largest number of examples on which all scales are tried, if others score the choice."""
+SCREENING_DRAWS = 8
+"""The largest number of draws by which scales are compared."""
 
 
 def noise(setting: Setting) -> Iterator[Trial]:
     """Give the model with Gaussian noise of mean one and one scale on the inputs of all layers.
 
     The scale is the one of `SCALES` with the lowest NLL on the examples to fit, or on every n-th of
-    them. With cross-fitting all scales are states, since the best may differ from fold to fold.
+    them, by few draws. With cross-fitting several scales are states if folds differ in the best.
     """
     yield attempt("noise", functools.partial(_noise, setting), setting)
 
@@ -43,9 +45,7 @@ def _noise(setting: Setting) -> Trial:
     )
     with warnings.catch_warnings(action="ignore"):  # of layers that take no noise
         engine = Engine(make, setting.samples, seed=setting.seed)
-    states = _states_by_scale(engine)
-    if setting.data.folds is None:
-        states = [_best_state(states, engine, setting)]
+    states = _best_states(_states_by_scale(engine), engine, setting)
     return Trial("noise", engine, seconds=time.monotonic() - start, states=states)
 
 
@@ -66,18 +66,32 @@ def _states_by_scale(engine: Engine) -> list[State]:
     return states
 
 
-def _best_state(states: list[State], engine: Engine, setting: Setting) -> State:
-    """Return the state with the lowest NLL on some examples to fit, at its best temperature."""
-    examples = setting.data.fit
-    every = -(-examples.size // SCREENED)
-    screened = every_nth(examples, every)
+def _best_states(states: list[State], engine: Engine, setting: Setting) -> list[State]:
+    """Return the states with the lowest NLL by a few draws: on all examples, and without each fold.
+
+    Args:
+        states: those to compare, by the same random numbers.
+        engine: draws in each of them.
+        setting: the examples to fit; without folds, a part of them is enough.
+
+    Raises:
+        OutOfTime: if the time limit is over before all are compared.
+    """
+    data = setting.data
+    if data.folds is None:
+        every = -(-data.fit.size // SCREENED)
+        screened = every_nth(data.fit, every, setting.output, setting.seed)
+        data = data._replace(fit=screened)
+    draws = min(SCREENING_DRAWS, setting.samples)
+    screening = Engine(lambda: engine.network, draws, seed=setting.seed)
     nlls = []
     for state in states:
-        raw = engine.draw(state, screened.x)
-        nll = setting.output.best_nll(raw, screened.y, screened.weight)
-        nlls.append(nll)
-    best = int(np.argmin(nlls))
-    return states[best]
+        if time.monotonic() > setting.end:
+            raise OutOfTime
+        raw = screening.draw(state, data.fit.x)
+        nlls.append(data.best_nlls(raw, setting.output))
+    best = np.argmin(nlls, axis=0)
+    return [states[place] for place in np.unique(best)]
 
 
 def mc_batch_norm(setting: Setting) -> Iterator[Trial]:

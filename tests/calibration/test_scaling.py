@@ -6,9 +6,10 @@ import pytest
 from scipy.special import softmax
 
 from tests.calibration.tools import LOGITS, classes, compiled
-from tfp_ibnn.calibration import run, trials
+from tfp_ibnn.calibration import trials
 from tfp_ibnn.calibration.examples import Examples, Validation, folds_of
 from tfp_ibnn.calibration.scaling import scaled_model
+from tfp_ibnn.calibration.scoring import cross_fitted
 from tfp_ibnn.likelihoods import Labels
 
 KINDS = {"as it is + vector scaling": "vector", "as it is + isotonic": "isotonic"}
@@ -64,7 +65,7 @@ def test_the_labels_of_a_fold_do_not_change_its_predictions(kind):
         examples = Examples(np.zeros((200, 1)), changed)
         data = Validation(examples, examples, folds)
         trial.watch(data, output)
-        found.append(run._cross_fitted(trial, output, data, kind))
+        found.append(cross_fitted(trial, output, data, kind))
     one, other = found
     np.testing.assert_array_equal(one[folds == 2], other[folds == 2])
     assert np.abs(one - other).max() > 0.01

@@ -6,12 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.progress import Heartbeat, printer, silent
-from tfp_ibnn.calibration.candidates import Candidate, predict
-from tfp_ibnn.calibration.doubts import doubts_about, errors_of
+from tfp_ibnn.calibration.doubts import doubts_about
 from tfp_ibnn.calibration.efforts import GAINS, METHODS, up_to
 from tfp_ibnn.calibration.examples import Training, Validation, prepare
 from tfp_ibnn.calibration.fine_tuning import (
@@ -26,7 +24,6 @@ from tfp_ibnn.calibration.rows import described, groups_of
 from tfp_ibnn.calibration.speed import announce_times, in_words
 from tfp_ibnn.calibration.stages import mark_untried, run_stages
 from tfp_ibnn.calibration.trials import Setting, Trial, deadline, posterior_engine
-from tfp_ibnn.likelihoods import Likelihood
 from tfp_ibnn.likelihoods.infer import likelihood_for_calibration
 
 
@@ -244,66 +241,35 @@ def _doubts(trial: Trial, setting: Setting) -> list[str]:
 def _report(
     trials: Sequence[Trial], setting: Setting, doubts: Sequence[str], is_interrupted: bool
 ) -> Report:
-    """Score the trials that are left on the examples of the selection, and choose one.
+    """Choose one of the candidates, which have been scored on the examples of the selection.
 
     Args:
         trials: all that were made.
         setting: what they are made of.
         doubts: what is wrong with the model as it is.
-        is_interrupted: whether Ctrl-C ended the training.
+        is_interrupted: whether Ctrl-C ended the comparison.
     """
-    data = setting.data
+    score = setting.data.score
     candidates = []
     dropped = {}
     for trial in trials:
+        candidates += trial.candidates
+        dropped |= trial.dropped
         if trial.fate:
             dropped[trial.name] = trial.fate
-            continue
-        try:
-            with Heartbeat(f"scoring {trial.name}", setting.say):
-                candidates += _candidates(trial, setting.output, data, setting.output.variants)
-        except Exception as error:
-            if not candidates:
-                raise  # there is nothing to compare without the model as it is
-            dropped[trial.name] = trial.leave_out(error).fate
-            warnings.warn(f"{trial.name}: left out, since {trial.fate}", stacklevel=4)
-            continue
-        if trial is trials[0]:
-            candidates += _scaled_by_class(trial, setting, dropped)
     tried = [trial for trial in trials if not trial.fate]
     notes = _notes(tried, setting, doubts, is_interrupted)
     return Report(
         candidates=candidates,
         dropped=dropped,
         output=setting.output,
-        y=data.score.y,
+        y=score.y,
         notes=notes,
         seed=setting.seed,
-        weight=data.score.weight,
-        groups=groups_of(data.score),
-        scored=described(data.score, "validation examples"),
+        weight=score.weight,
+        groups=groups_of(score),
+        scored=described(score, "validation examples"),
     )
-
-
-def _scaled_by_class(trial: Trial, setting: Setting, dropped: dict[str, str]) -> list[Candidate]:
-    """Return the model as it is with further scalings; one that fails is dropped, with a warning.
-
-    Args:
-        trial: the model as it is.
-        setting: what it is made of.
-        dropped: the reasons, by name, to which those of failures are added.
-    """
-    candidates = []
-    for suffix, kind in setting.output.variants_as_it_is.items():
-        name = trial.name + suffix
-        try:
-            with Heartbeat(f"scoring {name}", setting.say):
-                candidates += _candidates(trial, setting.output, setting.data, {suffix: kind})
-        except Exception as error:
-            reason = str(error) or type(error).__name__
-            dropped[name], *_ = reason.splitlines()
-            warnings.warn(f"{name}: left out, since {dropped[name]}", stacklevel=5)
-    return candidates
 
 
 def _notes(
@@ -320,56 +286,3 @@ def _notes(
         "draws": setting.samples,
         "seed": setting.seed,
     }
-
-
-def _candidates(
-    trial: Trial, output: Likelihood, data: Validation, variants: Mapping[str, bool | str]
-) -> list[Candidate]:
-    """Return the candidates of a trial, with and without a fitted parameter.
-
-    Args:
-        trial: one that has been watched.
-        output: what its outputs mean.
-        data: the examples to fit, and those to score.
-        variants: the suffix of each name, and which parameter is fitted; see `Likelihood`.
-    """
-    start = time.monotonic()
-    kinds = variants.values()
-    raw = trial.watched()
-    weight = data.fit.weight
-    parameters = [output.parameter(raw, data.fit.y, fitted, weight) for fitted in kinds]
-    if data.folds is None:
-        predictions = predict(trial, output, data.score, parameters)
-    else:
-        predictions = [_cross_fitted(trial, output, data, fitted) for fitted in kinds]
-    candidates = []
-    rows = zip(variants.items(), parameters, predictions, strict=True)
-    for (suffix, is_fitted), parameter, prediction in rows:
-        # The time of a fit counts for those alone that have a fitted parameter.
-        seconds = time.monotonic() - start if is_fitted else 0.0
-        candidate = Candidate(
-            name=trial.name + suffix,
-            trial=trial,
-            parameter=parameter,
-            seconds=trial.seconds + seconds,
-            prediction=prediction,
-            nll=output.nll(prediction, data.score.y),
-            errors=errors_of(output, prediction, data.score.y),
-        )
-        candidates.append(candidate)
-    return candidates
-
-
-def _cross_fitted(
-    trial: Trial, output: Likelihood, data: Validation, fitted: bool | str
-) -> np.ndarray:
-    """Return predictions for all examples, by epochs and parameters chosen without their fold."""
-    parts = []
-    for fold, is_kept in enumerate(data.without_each_fold()):
-        raw = trial.watched(fold)
-        weight = data.fit.weight_of(is_kept)
-        parameter = output.parameter(raw[is_kept], data.fit.y[is_kept], fitted, weight)
-        parts.append(output.predict(raw[~is_kept], parameter))
-    by_fold = np.argsort(data.folds, kind="stable")
-    original_order = np.argsort(by_fold)
-    return np.concatenate(parts)[original_order]

@@ -1,7 +1,9 @@
 """What is not trained: Laplace, of a part of many examples, at the best of some priors."""
 
+import keras
 import numpy as np
 import pytest
+from keras import layers
 
 from tests.calibration.tools import Batches, classes
 from tfp_ibnn.calibration import examples, untrained
@@ -40,3 +42,41 @@ def test_laplace_uses_a_part_of_many_examples(small, monkeypatch):
     config = posterior.get_config()
     assert config["fit"]["examples"] == 20
     assert config["temperature"] == pytest.approx(1 / 3)
+
+
+def fitted(model, train, output):
+    """A `Laplace` of the last layer."""
+    training = Training(train, 60, 2, None, 0)
+    setting = Setting(model, output, *2 * [None], training, None, 2, 0)
+    (trial,) = untrained.laplace_of_the_last_layer(setting)
+    assert not trial.fate
+    return trial.engine.network
+
+
+@pytest.mark.once
+def test_an_example_of_weight_2_counts_as_two_for_laplace(small):
+    x, y = small.x[:60], small.y[:60].astype(int)
+    output = classes(3, from_logits=False)
+    once = fitted(small.model, (x, y), output).get_config()["fit"]
+    twice = fitted(small.model, (x, y, np.full(60, 2.0)), output).get_config()["fit"]
+    assert twice == pytest.approx({key: 2 * value for key, value in once.items()}, rel=1e-5)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("positions", [(), (5,)])
+@pytest.mark.parametrize("has_weights", [False, True])
+def test_ignored_labels_are_no_examples_of_laplace(positions, has_weights):
+    random = np.random.default_rng(0)
+    model = keras.Sequential([keras.Input((*positions, 2)), layers.Dense(3, "softmax")])
+    x = random.normal(size=(60, *positions, 2)).astype("float32")
+    y = random.integers(0, 3, (60, *positions))
+    weight = random.random(60) if has_weights else np.ones(60)
+    is_kept = random.random(y.shape) < 0.7
+    of_each = weight.reshape(60, *len(positions) * [1]) * is_kept
+    expected = fitted(model, (x, y, of_each), classes(3, from_logits=False))
+    output = classes(3, from_logits=False)
+    output.ignored = 255
+    given = (x, np.where(is_kept, y, 255)[..., None])
+    found = fitted(model, (*given, weight) if has_weights else given, output)
+    for one, other in zip(found.variables, expected.variables, strict=True):
+        np.testing.assert_allclose(np.array(one), np.array(other), rtol=1e-4)

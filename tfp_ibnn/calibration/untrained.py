@@ -5,6 +5,8 @@ import time
 import warnings
 from collections.abc import Iterator
 
+import numpy as np
+
 from tfp_ibnn.calibration.engine import Engine
 from tfp_ibnn.calibration.examples import Examples
 from tfp_ibnn.calibration.reading import Reader
@@ -58,9 +60,13 @@ def laplace_of_all_weights(setting: Setting) -> Iterator[Trial]:
 
 def training_examples(setting: Setting) -> Examples:
     """Return training examples, every n-th one if there are many."""
-    every = -(-setting.training.size // EXAMPLES)
     reader = Reader(setting.model, setting.output, "train")
-    return reader.read(setting.training.data, every)
+    return reader.read(setting.training.data, _every(setting))
+
+
+def _every(setting: Setting) -> int:
+    """Return n if every n-th training example is taken."""
+    return -(-setting.training.size // EXAMPLES)
 
 
 def _laplace(name: str, subset: str, setting: Setting) -> Trial:
@@ -72,9 +78,7 @@ def _laplace_trial(setting: Setting, name: str, subset: str) -> Trial:
     """Return a trial of a fitted `Laplace`, with a state for each of its prior precisions."""
     start = time.monotonic()
     structure = _hessian_structure(setting, subset)
-    if setting.training.has_weights:
-        raise ValueError("it takes no weights of training examples.")
-    examples = training_examples(setting)
+    examples = _counted(training_examples(setting), setting)
     with warnings.catch_warnings(action="ignore"):  # the comparison shows what they warn about
         posterior = _fitted_laplace(setting, examples, subset, structure)
         engine = posterior_engine(setting, posterior)
@@ -112,8 +116,29 @@ def _fitted_laplace(setting: Setting, examples: Examples, subset: str, structure
         # The larger prior precisions are compared as states.
         prior_precision="marglik",
         # A temperature below 1 compensates for the examples that are not used.
-        temperature=len(examples.y) / setting.training.size,
+        temperature=1 / _every(setting),
         **setting.output.head,
     )
-    posterior.fit(examples.x, examples.y, verbose=0)
+    posterior.fit(examples.x, examples.y, sample_weight=examples.weight, verbose=0)
     return posterior
+
+
+def _counted(examples: Examples, setting: Setting) -> Examples:
+    """Return examples in which labels of the loss's `ignore_class` have the weight 0.
+
+    Args:
+        examples: of the training data, with weights or without.
+        setting: what their targets are.
+    """
+    ignored = getattr(setting.output, "ignored", None)
+    if ignored is None:
+        return examples
+    y = examples.y
+    if y.ndim == len(setting.model.outputs[0].shape):
+        y = y[..., 0]
+    is_counted = y != ignored
+    weight = is_counted.astype("float64")
+    if examples.weight is not None:
+        ones = (1,) * (y.ndim - examples.weight.ndim)
+        weight *= examples.weight.reshape(*examples.weight.shape, *ones)
+    return Examples(examples.x, np.where(is_counted, y, 0), weight)

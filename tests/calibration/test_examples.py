@@ -10,8 +10,16 @@ from keras import layers
 import tfp_ibnn as ibnn
 from tests.calibration.tools import Batches, classes, compiled, mlp
 from tfp_ibnn.calibration import examples
-from tfp_ibnn.calibration.examples import Examples, Training, folds_of, prepare
+from tfp_ibnn.calibration.examples import (
+    Examples,
+    Training,
+    batch_size_of,
+    folds_of,
+    prepare,
+)
+from tfp_ibnn.calibration.fine_tuning import epochs_of
 from tfp_ibnn.calibration.rows import every_nth
+from tfp_ibnn.likelihoods.infer import likelihood_for_calibration
 
 
 def test_folds_are_stratified_and_seeded():
@@ -61,6 +69,36 @@ def test_rare_classes_keep_their_share_of_a_large_sample(monkeypatch):
     assert not np.intersect1d(validation.fit.x, validation.score.x).size
     some = every_nth(Examples(*both), 8, output, 0)
     np.testing.assert_array_equal(np.bincount(some.y), np.full(100, 3))
+
+
+@pytest.mark.parametrize(("given", "expected"), [(64, 64), (20, 20), (30, 32), (500, 128)])
+def test_batches_are_those_of_the_last_training(eagerly, given, expected):
+    """At least as many to the epoch; after three epochs of 100 examples, three are counted."""
+    model = compiled("mse", outputs=1)
+    x = np.zeros((100, 2))
+    y = np.arange(100.0)[:, None]
+    output, _ = likelihood_for_calibration(model, None)
+    unknown, _ = prepare((x, y), (x, y), model, output, None, 0)
+    assert unknown.is_assumed
+    model.fit(x, y, batch_size=given, epochs=3, verbose=0)
+    training, _ = prepare((x, y), (x, y), model, output, None, 0)
+    assert (training.batch_size, training.is_assumed) == (expected, False)
+    assert epochs_of(model, training) == 3
+    own, _ = prepare((x, y), (x, y), model, output, 10, 0)
+    assert (own.batch_size, own.steps) == (10, 10)
+
+
+def test_batches_of_other_data_are_not_taken():
+    history = types.SimpleNamespace(params={"steps": 101})
+    assert batch_size_of(types.SimpleNamespace(history=history), 100) is None
+    assert batch_size_of(types.SimpleNamespace(history=history), 101) == 1
+
+
+def test_an_assumed_batch_size_is_printed(small, capsys):
+    small(verbose=True)
+    assert "Batches of 32 are assumed: give `batch_size`" in capsys.readouterr().out
+    small(verbose=True, batch_size=16)
+    assert "assumed" not in capsys.readouterr().out
 
 
 def test_sizes_are_the_same_in_every_batch():

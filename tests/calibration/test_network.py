@@ -37,6 +37,14 @@ def classifier():
     return model, x, drawn_labels(logits, random)
 
 
+def test_the_history_of_a_training_is_kept(classifier, eagerly):
+    """It gives the batch size of fresh networks."""
+    model, x, y = classifier
+    assert as_network(model).history is None
+    model.fit(x, y, verbose=0)
+    assert as_network(model).history is model.history
+
+
 def test_a_call_of_its_own_is_calibrated(classifier, monkeypatch, eagerly, tmp_path):
     """It is fine-tuned, and made stochastic; Laplace leaves itself out with a line."""
     model, x, y = classifier

@@ -83,7 +83,7 @@ def test_ctrl_c_keeps_what_was_tried(small, monkeypatch):
 
 @pytest.fixture
 def interrupted_at(monkeypatch):
-    """A function: Ctrl-C is pressed once, while a trial is scored."""
+    """A function: Ctrl-C is pressed while a trial is scored."""
 
     def interrupted_at(name, times=1):
         real = stages.candidates_of

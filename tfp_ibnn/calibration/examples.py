@@ -79,8 +79,16 @@ class Training(NamedTuple):
     steps: int
     batch_size: int | None
     seed: int
-    has_weights: bool = False
     sample: Examples | None = None  # spread evenly over the data
+
+    @property
+    def is_assumed(self) -> bool:
+        """Whether the batch size is 32 for want of a better one."""
+        return self.batch_size is None and isinstance(self.data, tuple)
+
+    def in_batches(self, size: int | None) -> "Training":
+        """Return the same arrays in batches of another size; None is 32."""
+        return self._replace(batch_size=size, steps=-(-self.size // (size or 32)))
 
     def epoch(self, network: keras.Model, number: int, *callbacks: Any) -> None:
         """Train a network for one epoch; the order of arrays follows from seed and epoch.
@@ -128,7 +136,7 @@ def prepare(
         validation: the same, of other examples; None takes a fifth of the training arrays.
         model: the network that takes the inputs.
         output: what the targets are.
-        batch_size: of training arrays; None is 32.
+        batch_size: of training arrays; None takes that of the model's last training, or 32.
         seed: of the splits, and of the order of training arrays.
 
     Returns:
@@ -136,6 +144,8 @@ def prepare(
     """
     reader = Reader(model, output, "train")
     training = _training(train, reader, batch_size, seed)
+    if training.is_assumed:
+        training = training.in_batches(batch_size_of(model, training.size))
     if validation is None:
         training, validation = _hold_out(training, reader, output)
     examples = read(validation, model, output, "validation", seed=seed)
@@ -164,20 +174,37 @@ def _training(data: Any, reader: Reader, batch_size: int | None, seed: int) -> T
     """Return what candidates are trained on, after one pass over it that checks it."""
     size = 0
     steps = 0
-    has_weights = False
     sample = _Sample()
     for batch in reader.batches(data):  # which may be more than fits into memory
         sample.add(reader.checked(batch))
         size += batch.size
         steps += 1
-        has_weights = batch.weight is not None
     if not size:
         raise ValueError("`train` holds no examples.")
-    if isinstance(data, (tuple, list)):
-        data = _parts(batch)
-        steps = -(-size // (batch_size or 32))
     rows = reader.rows(sample.examples, FITTED_ROWS)
-    return Training(data, size, steps, batch_size, seed, has_weights, rows)
+    training = Training(data, size, steps, batch_size, seed, rows)
+    if not isinstance(data, (tuple, list)):
+        return training
+    return training._replace(data=_parts(batch)).in_batches(batch_size)
+
+
+def batch_size_of(model: keras.Model, size: int) -> int | None:
+    """Return in which batches a model was last trained, by the steps of its history, or None.
+
+    Several sizes give as many steps: it is a power of 2 if there is one, or the smallest.
+
+    Args:
+        model: the trained model; one from a file has no history.
+        size: the number of training examples.
+    """
+    params = getattr(getattr(model, "history", None), "params", None) or {}
+    steps = params.get("steps")
+    if not steps or steps > size:  # the latter is of other data
+        return None
+    smallest = -(-size // steps)
+    power = 1 << (smallest - 1).bit_length()
+    is_as_many = -(-size // power) == steps
+    return power if is_as_many else smallest
 
 
 def _hold_out(
@@ -204,9 +231,8 @@ def _hold_out(
         stacklevel=4,
     )
     kept = examples.take(~is_held)
-    steps = -(-kept.size // (training.batch_size or 32))
-    training = training._replace(data=_parts(kept), size=kept.size, steps=steps)
-    return training, _parts(examples.take(is_held))
+    training = training._replace(data=_parts(kept), size=kept.size)
+    return training.in_batches(training.batch_size), _parts(examples.take(is_held))
 
 
 def _check_validation(examples: Examples, output: Likelihood) -> None:

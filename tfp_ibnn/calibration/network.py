@@ -54,6 +54,7 @@ def with_graph(model: keras.Model) -> keras.Model:
         ) from error
     if model.compiled:
         network.compile(optimizer=model.optimizer, loss=model.loss)
+        network.history = getattr(model, "history", None)
     return network
 
 

@@ -89,7 +89,8 @@ def calibrate(
             model's own at a tenth of its learning rate. The posterior uses five times that rate.
         loss: a Keras loss; None takes the one that the model is compiled with.
         samples: number of draws of a posterior, or of MC dropout, per prediction.
-        batch_size: of training arrays; None is 32. For fresh networks, give the model's own.
+        batch_size: of training arrays; None takes that of the model's last `fit`, or 32 if that is
+            unknown, as with a model from a file.
         seed: of the splits, the order of the examples, new weights and the draws.
         verbose: print progress, at least every ten seconds.
 
@@ -176,6 +177,8 @@ def _effort(effort: Any, epochs: Any, optimizer: Any, build: Any) -> str:
 def _announce(training: Training, data: Validation, say: Callable[[str], None]) -> None:
     """Print how many examples there are, and what the next lines mean."""
     say(f"Training examples: {training.size:,}. Validation examples: {data.shares}.")
+    if training.is_assumed:
+        say("Batches of 32 are assumed: give `batch_size`, as in the training of `model`.")
     say("Each NLL is of those to fit, at the temperature or scale that suits it best.")
     say("The first prediction and the first epoch of each kind take longer: they are compiled.")
 

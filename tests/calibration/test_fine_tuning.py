@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import pytest
 
-from tests.calibration.tools import Batches, compiled, mlp
-from tfp_ibnn.calibration import fine_tuning, stages, trials
-from tfp_ibnn.calibration.examples import Training
+from tests.calibration.tools import Batches, classes, compiled, mlp
+from tfp_ibnn.calibration import fine_tuned, fine_tuning, stages, trials, untrained
+from tfp_ibnn.calibration.examples import Examples, Training, Validation
 
 
 def scripted(name, nlls, samples=4):
@@ -198,7 +198,58 @@ def test_number_of_epochs_follows_from_the_training_so_far(small, monkeypatch):
         small.model.optimizer.iterations.assign(2 * epochs)
         small(epochs=None, effort="minutes")
     assert wanted[::2] == wanted[1::2]  # that of the efforts before has nothing to train
-    assert wanted[1::2] == [3, 20, 2, 1]
+    assert wanted[1::2] == [3, 20, 1, pytest.approx(1 / 6)]
+
+
+def of_epochs(small, model_epochs, **options):
+    """The setting of `effort="minutes"`, for a model of so many epochs of 60 examples."""
+    x, y = small.x[:60], small.y[:60].astype(int)
+    examples = Examples(x, y)
+    return trials.Setting(
+        model=small.model,
+        output=classes(3, from_logits=False),
+        optimizer=keras.optimizers.SGD(0.1),
+        loss="sparse_categorical_crossentropy",
+        training=Training((x, y), 60, 12, 5, 0),
+        data=Validation(examples, examples),
+        samples=2,
+        seed=0,
+        epochs=fine_tuning.epochs_of_fine_tuning(model_epochs),
+        model_epochs=model_epochs,
+        most=fine_tuning.HALF,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("model_epochs", [1.0, 7.0, 60.0])
+def test_all_training_together_takes_at_most_half_a_training(small, model_epochs):
+    setting = of_epochs(small, model_epochs)
+    trained = [*fine_tuned.fine_tuned(setting), *fine_tuned.gaussian(setting)]
+    for trial in trained:
+        trial.engine.train = lambda state, fit: state  # whose length is tested below
+    fine_tuning.fine_tune(trained, setting)
+    control, posterior = (trial.trainings for trial in trained)
+    assert posterior == fine_tuning.NOISE * control
+    # A pass back for each of three outputs takes three epochs.
+    (laplace,) = untrained.laplace_of_all_weights(setting)
+    total = control + posterior + (0 if laplace.fate else 3 / model_epochs)
+    assert 0.2 < total <= 0.5
+    assert bool(laplace.fate) == (model_epochs < 60)
+
+
+@pytest.mark.parametrize("is_dataset", [False, True])
+def test_a_part_of_an_epoch_takes_a_part_of_the_steps(small, eagerly, is_dataset):
+    setting = of_epochs(small, 1.0)
+    x, y = setting.training.data
+    if is_dataset:
+        training = setting.training._replace(data=Batches(x, y, 5))
+        setting = setting._replace(training=training)
+    (trial,) = fine_tuned.fine_tuned(setting)
+    fine_tuning.fine_tune([trial], setting)
+    optimizer = trial.engine.network.optimizer
+    assert float(keras.ops.convert_to_numpy(optimizer.iterations)) == 12 / 6
+    assert float(keras.ops.convert_to_numpy(optimizer.learning_rate)) == pytest.approx(0)
+    assert trial.trainings == pytest.approx(1 / 6)
 
 
 def test_batches_of_accumulated_gradients_are_counted(small):

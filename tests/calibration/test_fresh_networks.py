@@ -124,7 +124,7 @@ def test_rows_of_a_training(monkeypatch):
     assert [trial.name for trial in made] == [
         *("ensemble of 2", "ensemble of 3", "SWAG", "trained with noise")
     ]
-    assert [trial.trainings for trial in made] == [1, 2, 1, 1]
+    assert [trial.trainings for trial in made] == [1, 2, 1, 2]
     assert [trial.engine.samples for trial in made] == [2, 3, 3, 3]
     for trial in made:
         assert np.isfinite(trial.watch(setting.data, setting.output))

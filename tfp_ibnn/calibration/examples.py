@@ -80,6 +80,7 @@ class Training(NamedTuple):
     batch_size: int | None
     seed: int
     sample: Examples | None = None  # spread evenly over the data
+    is_short: bool = False  # whether an epoch goes through a part of the data
 
     @property
     def is_assumed(self) -> bool:
@@ -89,6 +90,10 @@ class Training(NamedTuple):
     def in_batches(self, size: int | None) -> "Training":
         """Return the same arrays in batches of another size; None is 32."""
         return self._replace(batch_size=size, steps=-(-self.size // (size or 32)))
+
+    def shortened(self, steps: int) -> "Training":
+        """Return the same data with fewer steps in an epoch."""
+        return self._replace(steps=steps, is_short=True)
 
     def epoch(self, network: keras.Model, number: int, *callbacks: Any) -> None:
         """Train a network for one epoch; the order of arrays follows from seed and epoch.
@@ -101,7 +106,13 @@ class Training(NamedTuple):
         if not isinstance(self.data, tuple):
             # tf.data has its own order.
             is_shuffled = isinstance(self.data, keras.utils.PyDataset)
-            network.fit(self.data, shuffle=is_shuffled, verbose=0, callbacks=list(callbacks))
+            network.fit(
+                self.data,
+                steps_per_epoch=self.steps if self.is_short else None,
+                shuffle=is_shuffled,
+                verbose=0,
+                callbacks=list(callbacks),
+            )
             return
         random = np.random.default_rng((self.seed, number))
         order = random.permutation(self.size)

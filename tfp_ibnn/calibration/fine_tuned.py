@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tfp_ibnn.calibration.engine import Engine
-from tfp_ibnn.calibration.fine_tuning import decaying
+from tfp_ibnn.calibration.fine_tuning import NOISE, decaying
 from tfp_ibnn.calibration.trials import Setting, Trial, attempt
 from tfp_ibnn.conversion.convert import to_stochastic
 from tfp_ibnn.conversion.copying import copy_of
@@ -57,8 +57,9 @@ def _gaussian(setting: Setting) -> Trial:
         "noise_scale": setting.output.noise_scale(setting.parameter),
     }
     engine = Engine(make, setting.samples, training, seed=setting.seed)
-    return Trial("Gaussian", engine, trained=True)
+    return Trial("Gaussian", engine, trained=True, slowdown=NOISE)
 
 
 def _optimizer(setting: Setting) -> keras.optimizers.Optimizer:
-    return decaying(setting.optimizer, setting.epochs * setting.training.steps)
+    epochs = max(1, int(setting.epochs))
+    return decaying(setting.optimizer, epochs * setting.training_part.steps)

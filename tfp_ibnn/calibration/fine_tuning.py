@@ -16,8 +16,12 @@ from tfp_ibnn.training import Interrupts
 
 FEWEST = 3
 """The number of epochs of fine-tuning, unless a tenth of the model's own is more."""
-MOST = 1 / 4
-"""The largest share of the model's epochs for each of two candidates: together half a training."""
+NOISE = 2.0
+"""The factor by which noise on the inputs of layers slows training and its compilation."""
+HALF = 0.5
+"""The largest cost of all training for effort="minutes", in trainings of the model."""
+MOST = HALF / (1 + NOISE)
+"""The largest share of the model's epochs for each of two candidates, one of them with noise."""
 
 
 class Limits(Interrupts):
@@ -61,8 +65,10 @@ def epochs_of(model: keras.Model, training: Training) -> float:
     return batches / training.steps
 
 
-def epochs_of_fine_tuning(model_epochs: float) -> int:
-    """Return a tenth of the model's epochs, or 3, but not more than a quarter of them.
+def epochs_of_fine_tuning(model_epochs: float) -> float:
+    """Return a tenth of the model's epochs, or 3, but not more than a sixth of them.
+
+    Below 1 it is the part of an epoch; otherwise it is a whole number.
 
     Args:
         model_epochs: those that the model was trained for; 0 if unknown.
@@ -70,8 +76,8 @@ def epochs_of_fine_tuning(model_epochs: float) -> int:
     if not model_epochs:
         return FEWEST
     wanted = max(FEWEST, round(model_epochs / 10))
-    most = max(1, int(MOST * model_epochs))
-    return min(wanted, most)
+    most = MOST * model_epochs
+    return most if most < 1 else min(wanted, int(most))
 
 
 def fine_tuning_optimizer(model: keras.Model, optimizer: Any) -> keras.optimizers.Optimizer:
@@ -152,13 +158,14 @@ def fine_tune(trials: Sequence[Trial], setting: Setting) -> None:
         setting: their data, the number of epochs, and the time limit.
     """
     running = list(trials)
+    last = max(1, int(setting.epochs))
     seconds_per_epoch = 0.0
     with Limits(setting.end) as limits:
-        for epoch in range(1, setting.epochs + 1):
+        for epoch in range(1, last + 1):
             if not running:
                 break
             start = time.monotonic()
-            label = f"epoch {epoch} of {setting.epochs}"
+            label = f"epoch {epoch} of {last}"
             if start + seconds_per_epoch > setting.end:
                 _report_end(running, setting, f"{label} is not begun")
                 break
@@ -179,7 +186,7 @@ def _train_one_epoch(trial: Trial, setting: Setting, epoch: int, limits: Limits)
     previous = trial.nll
 
     def fit(network: keras.Model) -> None:
-        setting.training.epoch(network, epoch, limits)
+        setting.training_part.epoch(network, epoch, limits)
 
     try:
         state = trial.engine.train(trial.state, fit)
@@ -196,7 +203,8 @@ def _train_one_epoch(trial: Trial, setting: Setting, epoch: int, limits: Limits)
     if nll < previous:
         trial.epochs = epoch
     # If the model's own epochs are unknown, the whole fine-tuning counts as one training.
-    trial.trainings = epoch / (setting.model_epochs or setting.epochs)
+    share = epoch * min(1.0, setting.epochs) / (setting.model_epochs or setting.epochs)
+    trial.trainings = trial.slowdown * share
     setting.say(f"epoch {epoch}: {trial.name}: NLL {nll:.4f}, {trial.seconds:.0f} s")
 
 

@@ -9,6 +9,7 @@ import keras
 
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn.calibration.engine import Engine, copy_of_optimizer
+from tfp_ibnn.calibration.fine_tuning import NOISE
 from tfp_ibnn.calibration.trials import Setting, Trial, attempt, posterior_engine
 from tfp_ibnn.calibration.untrained import training_examples
 from tfp_ibnn.conversion.convert import to_stochastic
@@ -77,4 +78,4 @@ def _noisy(setting: Setting) -> Trial:
     setting.fresh.train(network)
     engine = Engine(functools.partial(copy_of, network), setting.samples, seed=setting.seed)
     seconds = time.monotonic() - start
-    return Trial("trained with noise", engine, seconds=seconds, trainings=1.0)
+    return Trial("trained with noise", engine, seconds=seconds, trainings=NOISE)

@@ -1,5 +1,6 @@
 """From a trained model to a calibrated one, in one call."""
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from tfp_ibnn.calibration.doubts import doubts_about
 from tfp_ibnn.calibration.efforts import GAINS, METHODS, up_to
 from tfp_ibnn.calibration.examples import Training, Validation, prepare
 from tfp_ibnn.calibration.fine_tuning import (
+    HALF,
     epochs_of,
     epochs_of_fine_tuning,
     fine_tuning_optimizer,
@@ -51,9 +53,10 @@ def calibrate(
     - "seconds" trains nothing: the model as it is, for classifiers also with a scaling of each
         class; your own candidates; MC dropout and MC batch normalization if the model has such
         layers; noise of one scale in all layers; and `Laplace` of the last layer;
-    - "minutes" also fine-tunes the model for at most a quarter of its epochs, as a control, and a
-        Gaussian posterior of z (`NormalAffine`) for as long, each with a learning rate that decays
-        to 0; and fits `Laplace` of all weights;
+    - "minutes" also fine-tunes the model for at most a sixth of its epochs, as a control, and a
+        Gaussian posterior of z (`NormalAffine`), whose steps take twice the time, for as long, each
+        with a learning rate that decays to 0; and fits `Laplace` of all weights, if all this takes
+        no more than half a training;
     - "trainings" also trains fresh networks for as long as the model: ensembles of 2, 3 and 5 that
         include the model itself, SWAG along the first of these trainings, and a network trained
         with noise from scratch.
@@ -84,7 +87,8 @@ def calibrate(
             for what a copy with new weights and a copy of its optimizer cannot repeat, such as
             pretrained weights. None makes such copies.
         epochs: number of epochs of fine-tuning; it raises the effort to at least "minutes". None
-            takes a tenth of those of the model, at least 3 and at most a quarter.
+            takes a tenth of those of the model, or 3, but at most a sixth, and then a part of the
+            steps of one if the model had fewer than six.
         optimizer: for fine-tuning; it also raises the effort to at least "minutes". None takes the
             model's own at a tenth of its learning rate. The posterior uses five times that rate.
         loss: a Keras loss; None takes the one that the model is compiled with.
@@ -151,6 +155,7 @@ def calibrate(
         say=say,
         epochs=epochs or epochs_of_fine_tuning(model_epochs),
         model_epochs=model_epochs,
+        most=HALF if effort == "minutes" and not epochs and model_epochs else math.inf,
     )
     # Of candidates that cannot be used, errors are raised before any work is done.
     engines = {name: posterior_engine(setting, each) for name, each in posteriors.items()}

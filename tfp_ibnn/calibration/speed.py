@@ -10,15 +10,13 @@ import numpy as np
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.progress import Heartbeat
 from tfp_ibnn.calibration.engine import copy_of_optimizer
-from tfp_ibnn.calibration.examples import Training
+from tfp_ibnn.calibration.fine_tuning import NOISE
 from tfp_ibnn.calibration.fresh import SIZES
 from tfp_ibnn.calibration.trials import Setting, Trial
 from tfp_ibnn.calibration.untrained import EXAMPLES, MOST_OUTPUTS, MOST_WEIGHTS, PRIOR_FACTORS
 from tfp_ibnn.calibration.untrained_noise import SCALES
 from tfp_ibnn.conversion.copying import copy_of
 
-NOISE = 2.0
-"""The factor by which noise on the inputs of layers slows training and its compilation."""
 TIMED = 1.0
 """About how many seconds the timed steps and the timed passes take."""
 
@@ -63,7 +61,7 @@ class Sizes(NamedTuple):
     draws: int
     train: int  # examples
     steps: int  # in an epoch
-    epochs: int  # of the fine-tuning
+    epochs: float  # of the fine-tuning
     model_epochs: float
     width: int  # of the output
     weights: int
@@ -210,7 +208,8 @@ def _seconds_of_training(setting: Setting) -> Work:
     network.compile(copy_of_optimizer(optimizer), setting.loss)
 
     def fit(steps: int) -> float:
-        return _timed(lambda: _train(network, setting.training, steps))
+        training = setting.training.shortened(steps)
+        return _timed(lambda: training.epoch(network, 1))
 
     first = fit(1)
     one = fit(1)
@@ -219,14 +218,6 @@ def _seconds_of_training(setting: Setting) -> Work:
     if steps > 1:
         step = max(0.0, fit(steps) - one) / (steps - 1)
     return Work(trainings=max(0.0, first - one), epochs=max(0.0, one - step), steps=step)
-
-
-def _train(network: keras.Model, training: Training, steps: int) -> None:
-    """Train a network for some steps of an epoch."""
-    if not isinstance(training.data, tuple):
-        network.fit(training.data, steps_per_epoch=steps, verbose=0)
-        return
-    training._replace(steps=steps).epoch(network, 1)
 
 
 def announce_times(trial: Trial, setting: Setting, start: float, first_seconds: float) -> float:

@@ -39,8 +39,9 @@ class Trial:
         trained: whether it is to be trained.
         seconds: the time it has taken so far.
         trainings: the cost of its training so far, in trainings of the model: the share of the
-            model's epochs for which it was fine-tuned, or the number of fresh networks. The model
-            itself does not count, since it exists already.
+            model's epochs for which it was fine-tuned, or the number of fresh networks, times
+            `slowdown`. The model itself does not count, since it exists already.
+        slowdown: how much longer a step of its training takes than one of the model's.
         epochs: the epoch after which it was best; 0 before any.
         stopped: whether its training has ended.
         fate: why it is not compared any more; "" while it is.
@@ -54,6 +55,7 @@ class Trial:
     trained: bool = False
     seconds: float = 0.0
     trainings: float = 0.0
+    slowdown: float = 1.0
     epochs: int = 0
     stopped: bool = False
     fate: str = ""
@@ -148,9 +150,16 @@ class Setting(NamedTuple):
     end: float = math.inf  # the `time.monotonic` after which nothing starts
     say: Callable[[str], None] = silent
     parameter: Any = None  # the fitted one of the model as it is
-    epochs: int = 1  # of the fine-tuning
+    epochs: float = 1  # of the fine-tuning; below 1, a part of one
     model_epochs: float = 0.0  # those that the model was trained for; 0 if unknown
+    most: float = math.inf  # trainings of the model that all training together may take
     fresh: Any = None  # the `FreshNetworks`, if any are trained
+
+    @property
+    def training_part(self) -> Training:
+        """What an epoch of the fine-tuning goes through: all data, or a part of them."""
+        steps = int(self.epochs * self.training.steps)
+        return self.training.shortened(max(1, steps)) if self.epochs < 1 else self.training
 
 
 Method = Callable[[Setting], Iterable[Trial]]

@@ -1,6 +1,7 @@
 """Candidates without training: the model as it is, those of the user, MC dropout, Laplace."""
 
 import functools
+import math
 import time
 import warnings
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ import numpy as np
 
 from tfp_ibnn.calibration.engine import Engine
 from tfp_ibnn.calibration.examples import Examples
+from tfp_ibnn.calibration.fine_tuning import NOISE
 from tfp_ibnn.calibration.reading import Reader
 from tfp_ibnn.calibration.trials import Setting, Trial, attempt, posterior_engine
 from tfp_ibnn.conversion.copying import copy_of
@@ -105,7 +107,20 @@ def _hessian_structure(setting: Setting, subset: str) -> str:
             f"it is for at most {MOST_WEIGHTS:,} weights and {MOST_OUTPUTS} outputs; "
             f"got {size:,} and {width}."
         )
+    trainings = _trainings_of_hessian(setting)
+    before = (1 + NOISE) * setting.epochs / (setting.model_epochs or math.inf)
+    if before + trainings > setting.most:
+        raise ValueError(
+            f"a backward pass for each output takes {trainings:.2g} trainings of `model`, and "
+            f"effort='minutes' at most {setting.most:g} in all."
+        )
     return "kron"
+
+
+def _trainings_of_hessian(setting: Setting) -> float:
+    """Return what the Hessian of all weights costs: a step of training for each output."""
+    epochs = setting.output.width / _every(setting)
+    return epochs / (setting.model_epochs or math.inf)
 
 
 def _fitted_laplace(setting: Setting, examples: Examples, subset: str, structure: str) -> Laplace:

@@ -67,14 +67,22 @@ class Engine:
         if isinstance(x, Rows):
             return x.outputs(self._samples_by_name, self.samples)
         count = len(keras.tree.flatten(x)[0])
-        if count % _BATCH:
-            # Examples are repeated up to a full batch: JAX would compile the prediction again
-            # for each size of a last batch.
-            full_batches = -(-count // _BATCH)
-            index = np.resize(np.arange(count), full_batches * _BATCH)
-            x = keras.tree.map_structure(lambda part: part[index], x)
-        prediction = self._sampler.predict(x, batch_size=_BATCH, verbose=0)
+        # Up to a full batch: JAX would compile the prediction again for each size of a last one.
+        full_batches = -(-count // _BATCH)
+        prediction = self.outputs(x, full_batches * _BATCH, _BATCH)
         return prediction["samples"][:count]
+
+    def outputs(self, x: Any, count: int, batch_size: int) -> Any:
+        """Return what `MonteCarlo` predicts in the present state, for some number of examples.
+
+        Args:
+            x: inputs, an array or a structure of arrays; they are repeated, or cut off.
+            count: of examples.
+            batch_size: how many of them are predicted at once.
+        """
+        index = np.resize(np.arange(len(keras.tree.flatten(x)[0])), count)
+        repeated = keras.tree.map_structure(lambda part: part[index], x)
+        return self._sampler.predict(repeated, batch_size=batch_size, verbose=0)
 
     def _samples_by_name(self, x: Any) -> dict[str, np.ndarray]:
         """Return the samples (examples, draws, ..., width) of each output, for one batch."""

@@ -30,7 +30,7 @@ NUMBERS = 2**19
 """The largest number of outputs of one draw, for the examples that serve to fit."""
 SAMPLE = 512
 """The largest number of training examples that are compared with the validation data."""
-FITTED_ROWS = 2**15
+FITTED_ROWS = 2**13
 """The largest number of positions of an output that serve to fit; see `Rows`."""
 
 

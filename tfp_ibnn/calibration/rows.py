@@ -84,7 +84,7 @@ class Rows:
             draws: how many draws it makes.
         """
         examples, local = np.unique(self.groups, return_inverse=True)
-        size = self._batch_size(draws, len(examples))
+        size = self.batch_size(draws)
         order = np.argsort(local, kind="stable")
         in_order = local[order]
         starts = np.arange(0, len(examples), size)
@@ -103,13 +103,18 @@ class Rows:
         original_order = np.argsort(order)
         return in_batches[original_order]
 
-    def _batch_size(self, draws: int, examples: int) -> int:
+    def batch_size(self, draws: int) -> int:
         """Return how many examples to predict at once, of a few sizes, since JAX compiles each."""
+        examples = len(np.unique(self.groups))
         enough = 1 << (examples - 1).bit_length()
+        return max(1, min(_BATCH, enough, self.most_at_once(draws)))
+
+    def most_at_once(self, draws: int) -> int:
+        """Return of how many examples the draws may be held at once."""
         numbers = draws
         for name, part in self._output.parts.items():
             numbers += draws * self._positions[name] * part.row_shapes["outputs"][0]
-        return max(1, min(_BATCH, enough, _BLOCK // numbers))
+        return _BLOCK // numbers
 
     def _taken(
         self, outputs: Mapping[str, np.ndarray], rows: np.ndarray, local: np.ndarray

@@ -155,7 +155,7 @@ def calibrate(
         say=say,
         epochs=epochs or epochs_of_fine_tuning(model_epochs),
         model_epochs=model_epochs,
-        most=HALF if effort == "minutes" and not epochs and model_epochs else math.inf,
+        most=math.inf if epochs or effort == "trainings" else HALF,
     )
     # Of candidates that cannot be used, errors are raised before any work is done.
     engines = {name: posterior_engine(setting, each) for name, each in posteriors.items()}

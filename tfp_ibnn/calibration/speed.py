@@ -10,11 +10,13 @@ import numpy as np
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.progress import Heartbeat
 from tfp_ibnn.calibration.engine import copy_of_optimizer
+from tfp_ibnn.calibration.examples import Examples
 from tfp_ibnn.calibration.fine_tuning import NOISE
 from tfp_ibnn.calibration.fresh import SIZES
+from tfp_ibnn.calibration.rows import Rows, groups_of
 from tfp_ibnn.calibration.trials import Setting, Trial
-from tfp_ibnn.calibration.untrained import EXAMPLES, MOST_OUTPUTS, MOST_WEIGHTS, PRIOR_FACTORS
-from tfp_ibnn.calibration.untrained_noise import SCALES
+from tfp_ibnn.calibration.untrained import EXAMPLES, PRIOR_FACTORS, too_slow
+from tfp_ibnn.calibration.untrained_noise import SCALES, SCREENED, SCREENING_DRAWS
 from tfp_ibnn.conversion.copying import copy_of
 
 TIMED = 1.0
@@ -22,15 +24,20 @@ TIMED = 1.0
 
 _NOISY = (keras.layers.Dropout, keras.layers.BatchNormalization)
 """Layers whose training noise is a candidate."""
-_ROWS = 256  # of the smallest prediction
+VARIANTS = 2
+"""How often a candidate is scored: without a temperature, and with one."""
+ROWS = 256
+"""The number of examples in a batch of a timed prediction."""
 
 
 class Work(NamedTuple):
     """The amount of each kind of work; or, for a machine, the seconds of one unit of each."""
 
     predictions: float = 0.0  # that are compiled
-    rows: float = 0.0  # passes of one example
-    scored: float = 0.0  # outputs that a temperature is fitted to
+    calls: float = 0.0  # of such predictions, beside their passes
+    passes: float = 0.0  # of one example
+    fitted: float = 0.0  # outputs that a temperature is fitted to
+    scored: float = 0.0  # outputs whose NLL is taken
     trainings: float = 0.0  # steps that are compiled
     epochs: float = 0.0  # beside their steps
     steps: float = 0.0
@@ -53,30 +60,75 @@ class Work(NamedTuple):
         return Work(*[count + times * more for count, more in zip(self, other, strict=True)])
 
 
+class Part(NamedTuple):
+    """Examples to fit, or those to score."""
+
+    examples: float
+    outputs: float  # of all of them: one each, or one for each pixel
+    at_once: int = 0  # examples that a call may predict with one draw; 0 if there is no limit
+
+    @classmethod
+    def of(cls, examples: Examples) -> "Part":
+        """Return the sizes of some examples."""
+        groups = groups_of(examples)
+        if groups is None:
+            return cls(examples.size, examples.size)
+        return cls(len(np.unique(groups)), examples.size, examples.x.most_at_once(1))
+
+    def calls(self, draws: int) -> float:
+        """Return in how many calls some draws of all examples are predicted."""
+        if not self.examples or not self.at_once:
+            return min(1, self.examples)
+        at_once = min(ROWS, max(1, self.at_once // draws))
+        return -(-self.examples // at_once)
+
+
 class Sizes(NamedTuple):
     """How large a comparison is."""
 
-    fit: int  # examples
-    score: int  # further examples, on which the choice is made
+    fit: Part
+    score: Part  # without examples, if those to fit are scored by cross-fitting
     draws: int
     train: int  # examples
     steps: int  # in an epoch
     epochs: float  # of the fine-tuning
     model_epochs: float
     width: int  # of the output
-    weights: int
     noisy: int = 0  # candidates whose draws are passes, with nothing to train
     given: int = 0  # passes of all candidates of the user together
+    has_laplace: bool = True  # of all weights
 
-    def predicted(self, draws: float, states: float = 1.0) -> Work:
-        """Return the work of a candidate that is scored.
+    def watched(self, draws: int, states: float = 1.0, part: Part | None = None) -> Work:
+        """Return the work of comparing states on the examples to fit.
+
+        Args:
+            draws: passes of the network in a prediction.
+            states: how many are compared; 1 by default.
+            part: the examples, if not all that there are to fit.
+        """
+        part = part or self.fit
+        return Work(
+            predictions=1,
+            calls=states * part.calls(draws),
+            passes=states * draws * part.examples,
+            fitted=states * draws * part.outputs,
+        )
+
+    def predicted(self, draws: int, states: float = 1.0) -> Work:
+        """Return the work of a candidate: its best state is also scored, at a temperature.
 
         Args:
             draws: passes of its network in a prediction.
             states: how many of them are compared on the examples to fit; 1 by default.
         """
-        rows = draws * (states * self.fit + self.score)
-        return Work(predictions=1, rows=rows, scored=rows)
+        score = self.score
+        selection = Work(
+            calls=score.calls(draws),
+            passes=draws * score.examples,
+            fitted=draws * self.fit.outputs,
+            scored=VARIANTS * draws * score.outputs,
+        )
+        return self.watched(draws, states).plus(selection)
 
     def trained(self, epochs: float) -> Work:
         """Return the work of a training.
@@ -84,25 +136,26 @@ class Sizes(NamedTuple):
         Args:
             epochs: its length.
         """
-        return Work(trainings=1, epochs=epochs, steps=epochs * self.steps)
+        return Work(trainings=1, epochs=max(1.0, epochs), steps=epochs * self.steps)
 
 
 def sizes_of(setting: Setting) -> Sizes:
     """Return the sizes of a comparison."""
     data = setting.data
     layers = keras_internals.nested_layers(setting.model)
+    score = Part.of(data.score)
     return Sizes(
-        fit=data.fit.size,
-        score=data.score.size if data.folds is None else 0,
+        fit=Part.of(data.fit),
+        score=score if data.folds is None else score._replace(examples=0),
         draws=setting.samples,
         train=setting.training.size,
         steps=setting.training.steps,
         epochs=setting.epochs,
         model_epochs=setting.model_epochs,
         width=setting.output.width,
-        weights=setting.model.count_params(),
         noisy=sum(any(isinstance(layer, kind) for layer in layers) for kind in _NOISY),
         given=sum(engine.samples for engine in setting.candidates.values()),
+        has_laplace=not too_slow(setting),
     )
 
 
@@ -120,30 +173,42 @@ def work_of(sizes: Sizes) -> dict[str, Work]:
 
 
 def _untrained(sizes: Sizes) -> Work:
-    as_it_is = Work(rows=sizes.score, scored=sizes.score)
+    # The model as it is has been watched already.
+    as_it_is = sizes.predicted(1, states=0)._replace(predictions=0)
     work = as_it_is.plus(sizes.predicted(sizes.draws), sizes.noisy)
     if sizes.given:
         work = work.plus(sizes.predicted(sizes.given))
-    noise = sizes.predicted(sizes.draws, len(SCALES))  # on the inputs of layers
-    return work.plus(noise).plus(_laplace_of_the_last_layer(sizes))
+    noise = sizes.predicted(sizes.draws)  # on the inputs of layers
+    return work.plus(_screened(sizes)).plus(noise).plus(_laplace_of_the_last_layer(sizes))
+
+
+def _screened(sizes: Sizes) -> Work:
+    """Return the work of comparing scales of noise, by few draws of a part of the examples."""
+    part = sizes.fit
+    share = 1.0
+    if sizes.score.examples:
+        share = min(1.0, SCREENED / part.examples)
+    part = part._replace(examples=share * part.examples, outputs=share * part.outputs)
+    return sizes.watched(min(sizes.draws, SCREENING_DRAWS), len(SCALES), part)
 
 
 def _laplace_of_the_last_layer(sizes: Sizes) -> Work:
     """Return the work of a pass for its Hessian, and of one pass for all draws."""
     states = len(PRIOR_FACTORS)
-    hessian = Work(predictions=1, rows=min(sizes.train, EXAMPLES))
-    scored = Work(scored=(sizes.draws - 1) * (states * sizes.fit + sizes.score))
-    prediction = sizes.predicted(1, states)
-    return hessian.plus(scored).plus(prediction)
+    prediction = sizes.predicted(sizes.draws, states)
+    of_one_draw = sizes.predicted(1, states)
+    hessian = min(sizes.train, EXAMPLES)
+    return prediction._replace(predictions=2, passes=of_one_draw.passes + hessian)
 
 
 def _fine_tuned(sizes: Sizes) -> Work:
     epochs = sizes.epochs
     training = sizes.trained(epochs)
-    control = training.plus(sizes.predicted(1, epochs))
-    posterior = sizes.predicted(sizes.draws, epochs).plus(training, NOISE)
+    watched = max(1, int(epochs))
+    control = training.plus(sizes.predicted(1, watched))
+    posterior = sizes.predicted(sizes.draws, watched).plus(training, NOISE)
     work = control.plus(posterior)
-    if sizes.weights <= MOST_WEIGHTS and sizes.width <= MOST_OUTPUTS:
+    if sizes.has_laplace:
         # Laplace of all weights: two passes per draw, and one back for each output.
         share = min(1.0, EXAMPLES / sizes.train)
         steps = sizes.width * share * sizes.steps
@@ -169,34 +234,44 @@ def seconds_of_one(trial: Trial, first_seconds: float, setting: Setting) -> Work
         first_seconds: the time that this took, including compilation.
         setting: the data, and how to train.
     """
-    row = _seconds_of_row(trial, setting)
-    examples = setting.data.fit
-    fits = 1 + len(setting.data.without_each_fold())
+    output = setting.output
+    data = setting.data
     raw = trial.watched()
-    scoring = fits * _timed(lambda: setting.output.best_nll(raw, examples.y, examples.weight))
+    prediction = _seconds_of_prediction(trial, setting)
+    fitting = _timed(lambda: data.best_nlls(raw, output))
+    scoring = _timed(lambda: output.nll(output.predict(raw, 1.0), data.fit.y))
     training = _seconds_of_training(setting)
-    compiling = max(0.0, first_seconds - row * examples.size - scoring)
-    return training._replace(
+    work = prediction._replace(
+        fitted=fitting / data.fit.size,
+        scored=scoring / data.fit.size,
+    )
+    sizes = sizes_of(setting)
+    compiling = max(0.0, first_seconds - sizes.watched(1).seconds(work))
+    return training.plus(work)._replace(
         # The first prediction of a process takes longer; a step is never compiled in less time.
         predictions=min(compiling, training.trainings),
-        rows=row,
-        scored=scoring / examples.size,
     )
 
 
-def _seconds_of_row(trial: Trial, setting: Setting) -> float:
-    """Return the time of a pass of one example, without the overhead of a prediction."""
-    every = np.arange(setting.data.fit.size)
+def _seconds_of_prediction(trial: Trial, setting: Setting) -> Work:
+    """Return the times of a call and of a pass of one example."""
+    x = setting.data.fit.x
+    engine = trial.engine
+    size = ROWS
+    if isinstance(x, Rows):
+        size = x.batch_size(1)
+        x = x.inputs
 
-    def draw(count: int) -> float:
-        rows = setting.data.fit.take(np.resize(every, count))
-        return _timed(lambda: trial.engine.draw(trial.state, rows.x))
+    def draw(batches: int) -> float:
+        return _timed(lambda: engine.outputs(x, batches * size, size))
 
-    one = draw(_ROWS)
+    draw(1)  # which may have to be compiled for this size
+    one = draw(1)
     if one > TIMED / 2:
-        return one / _ROWS
-    further = 4 * _ROWS
-    return max(0.0, draw(_ROWS + further) - one) / further
+        return Work(passes=one / size)
+    further = 4
+    passes = max(0.0, draw(1 + further) - one) / further
+    return Work(calls=max(0.0, one - passes), passes=passes / size)
 
 
 def _seconds_of_training(setting: Setting) -> Work:

@@ -100,27 +100,31 @@ def _hessian_structure(setting: Setting, subset: str) -> str:
     if subset == "last_layer":
         is_small = last_weighted_layer(setting.model).count_params() <= FULL
         return "full" if is_small else "kron"
-    size = setting.model.count_params()
-    width = setting.output.width
-    if size > MOST_WEIGHTS or width > MOST_OUTPUTS:
-        raise ValueError(
-            f"it is for at most {MOST_WEIGHTS:,} weights and {MOST_OUTPUTS} outputs; "
-            f"got {size:,} and {width}."
-        )
-    trainings = _trainings_of_hessian(setting)
-    before = (1 + NOISE) * setting.epochs / (setting.model_epochs or math.inf)
-    if before + trainings > setting.most:
-        raise ValueError(
-            f"a backward pass for each output takes {trainings:.2g} trainings of `model`, and "
-            f"effort='minutes' at most {setting.most:g} in all."
-        )
+    reason = too_slow(setting)
+    if reason:
+        raise ValueError(reason)
     return "kron"
 
 
-def _trainings_of_hessian(setting: Setting) -> float:
-    """Return what the Hessian of all weights costs: a step of training for each output."""
-    epochs = setting.output.width / _every(setting)
-    return epochs / (setting.model_epochs or math.inf)
+def too_slow(setting: Setting) -> str:
+    """Return why `Laplace` of all weights would take too long; "" if it would not."""
+    size = setting.model.count_params()
+    width = setting.output.width
+    if size > MOST_WEIGHTS or width > MOST_OUTPUTS:
+        return (
+            f"it is for at most {MOST_WEIGHTS:,} weights and {MOST_OUTPUTS} outputs; "
+            f"got {size:,} and {width}."
+        )
+    # A pass back for each output, and the fine-tuning, without noise and with it.
+    model_epochs = setting.model_epochs or math.inf
+    hessian = width / _every(setting) / model_epochs
+    fine_tuning = (1 + NOISE) * setting.epochs / model_epochs
+    if hessian + fine_tuning > setting.most:
+        return (
+            f"it takes {hessian:.2g} trainings of `model`, after {fine_tuning:.2g} of fine-tuning; "
+            f"effort='minutes' has {setting.most:g}."
+        )
+    return ""
 
 
 def _fitted_laplace(setting: Setting, examples: Examples, subset: str, structure: str) -> Laplace:

@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import shlex
+import subprocess
 import sys
 import tomllib
 from importlib import metadata
@@ -39,8 +40,20 @@ _OF_RUNS = {"key", "name", "seed", "scaled", "ece_floor", "evaluations", *SCORES
 _LEAST = float(np.finfo("float16").smallest_subnormal)
 
 
+def commit(folder=Path(__file__).parent):
+    """Return the commit that is checked out, with "-dirty" if files are changed; None without."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+    return None
+
+
 def provenance(options):
-    """Return what it takes to repeat a run: options, command, versions and hardware, for JSON."""
+    """Return what it takes to repeat a run, for JSON: options, command, commit, versions, hardware.
+
+    The commit is that of the sources, as they are when the record is made.
+    """
     script, *arguments = sys.argv
     if script and Path(script).is_absolute():
         script = os.path.relpath(script)
@@ -51,7 +64,7 @@ def provenance(options):
     cores = f"{platform.machine()}, {os.cpu_count()} CPU cores"
     command = shlex.join(["python", script, *arguments])
     made = {"options": options, "command": command, "backend": keras.backend.backend()}
-    made |= {"versions": versions, "python": platform.python_version()}
+    made |= {"commit": commit(), "versions": versions, "python": platform.python_version()}
     return {**made, "hardware": "; ".join([*accelerators(), cores])}
 
 

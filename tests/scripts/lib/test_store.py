@@ -1,6 +1,7 @@
 import dataclasses
 import math
 import os
+import subprocess
 
 import numpy as np
 import pytest
@@ -422,3 +423,24 @@ def test_an_error_in_another_process_surfaces(tmp_path, data_dir):
     bad = dataclasses.replace(SETTINGS, learning_rate=1e25, epochs=3, optimizer="sgd")
     with pytest.raises(RunError, match="diverged"):
         run_many.run_many({"a": SETTINGS, "bad": bad}, tmp_path, jobs=2, data_dir=data_dir)
+
+
+def test_records_have_the_commit_that_made_them(tmp_path):
+    assert store.commit(tmp_path) is None
+    git = ["git", "-c", "user.name=x", "-c", "user.email=x"]
+
+    def run(*arguments):
+        done = subprocess.run(
+            [*git, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    run("init")
+    (tmp_path / "file").write_text("one")
+    run("add", "file")
+    run("commit", "-m", "first")
+    head = run("rev-parse", "HEAD")
+    assert store.commit(tmp_path) == head
+    (tmp_path / "file").write_text("two")
+    assert store.commit(tmp_path) == f"{head}-dirty"
+    assert store.provenance({})["commit"] == store.commit()

@@ -1,4 +1,4 @@
-"""What each effort tries, and what the next one has gained where it was measured."""
+"""What each effort tries, and what the next one might gain."""
 
 from collections.abc import Mapping, Sequence
 
@@ -28,16 +28,13 @@ METHODS: Mapping[str, Sequence[Method]] = {
 }
 """The methods of each effort, which come on top of those before; a new method is one more."""
 
-# From results/calibrate/runs.jsonl: test NLLs of 55 runs on eleven networks, five seeds each, of
-# "fine-tuned + temperature" less "as it is + temperature", or without a temperature in regressions,
-# where that number is the median of the runs and of the runs on a network.
 GAINS = {
     "seconds": (
-        "effort='minutes' would fine-tune it: in our study that lowered the NLL by 0.0015 nats in "
-        "the median run, and by 0.018 to 0.042 on 5 of 11 networks (docs/calibrate.md)."
+        "effort='minutes' would also fine-tune it, which has helped networks that were trained at "
+        "a constant learning rate (docs/calibrate.md)."
     ),
     "minutes": (
-        "effort='trainings' would train ensembles; our study does not have them yet "
+        "effort='trainings' would also train ensembles, which cost more passes per prediction "
         "(docs/calibrate.md)."
     ),
 }

@@ -26,11 +26,15 @@ def task_of(record):
     return tuple(record[name] for name in ("pair", "seed", "group") if name in record)
 
 
-def run_tasks(function, every, options, folder, jobs, shown):
-    """Run what is not stored, each task in a process, and store it; return how many failed."""
+def run_tasks(function, every, options, folder, jobs, shown, settings=None):
+    """Run what is not stored, each task in a process, and store it; return how many failed.
+
+    With `settings`, a record counts only if its "options" are these.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    done = set(map(task_of, read(folder)))
+    stored = [x for x in read(folder) if settings is None or x.get("options") == settings]
+    done = set(map(task_of, stored))
     left = [task for task in every if task not in done]
     print(f"{len(left)} runs to do, {len(every) - len(left)} are there", flush=True)
     failed = 0

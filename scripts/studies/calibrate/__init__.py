@@ -6,7 +6,7 @@ there are skipped, so the same command resumes. Then table.md is written from al
 
 Examples:
     python scripts/study.py calibrate --pairs digits cancer
-    python scripts/study.py calibrate --pairs unseen --seeds 0 1 --effort trainings
+    python scripts/study.py calibrate --pairs unseen --seeds 0 1 --schedule cosine
     python scripts/study.py calibrate --pairs cifar_vgg16 --backend jax --jobs 5
     python scripts/study.py calibrate --tables
 """
@@ -19,8 +19,14 @@ STUDY = Study(
     options={
         "effort": {
             "choices": ("seconds", "minutes", "trainings"),
-            "default": "minutes",
-            "help": "of the calibration (default minutes)",
+            "default": "trainings",
+            "help": "of the calibration; the choice of each effort before is stored, too "
+            "(default trainings)",
+        },
+        "schedule": {
+            "choices": ("own", "cosine"),
+            "default": "own",
+            "help": "of the learning rate in training (default own)",
         },
     },
     groups=("TUNED", "UNSEEN"),

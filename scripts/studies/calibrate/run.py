@@ -5,6 +5,8 @@ and the network's weights. Test data serves for nothing but the scores. `runs.js
 run; the tables are made from it.
 """
 
+import dataclasses
+import math
 import time
 
 import keras
@@ -32,6 +34,14 @@ PAIRS = {  # titles, the epochs of training, and the batch size
     "wine": ("wine 78, MLP 32-32", 60, 16),
     "diabetes": ("diabetes 250 (regression), MLP 32-32", 200, 32),
 }
+ADDED = {  # the trials of each effort after the first
+    "minutes": ("fine-tuned", "Gaussian", "Laplace, all weights"),
+    "trainings": (
+        *("ensemble of 2", "ensemble of 3", "ensemble of 5"),
+        *("SWAG", "trained with noise"),
+    ),
+}
+SIZES = (2, 3, 5)  # of the ensembles
 UNSEEN = ("efficientnet", "lstm", "wine", "diabetes")  # `calibrate` was not tuned on these
 TUNED = tuple(name for name in PAIRS if name not in UNSEEN)
 
@@ -64,11 +74,15 @@ def load(name, seed, data_dir=None):
     return images(seed, data_dir, "cifar10", 10_000, 2_500)
 
 
-def network(name, steps):
-    """Return a compiled network; `steps` is how long a falling learning rate takes."""
-    loss, optimizer = keras.losses.SparseCategoricalCrossentropy(from_logits=True), "adam"
-    rate = keras.optimizers.schedules.CosineDecay(0.1, steps)
-    sgd = keras.optimizers.SGD(rate, momentum=0.9, nesterov=True, weight_decay=5e-4)
+def network(name, steps, schedule="own"):
+    """Return a compiled network; `steps` is how long a falling learning rate takes.
+
+    With the schedule "cosine" every rate falls; by its "own", only those of SGD.
+    """
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    decay = keras.optimizers.schedules.CosineDecay
+    optimizer = keras.optimizers.Adam(decay(0.001, steps) if schedule == "cosine" else 0.001)
+    sgd = keras.optimizers.SGD(decay(0.1, steps), momentum=0.9, nesterov=True, weight_decay=5e-4)
     augmented = {"preprocessing": [ibnn.data.RandomShift(4), ibnn.data.RandomMirror()]}
     match name:
         case "digits":
@@ -107,14 +121,17 @@ def network(name, steps):
     return model
 
 
-def run(name, seed, quick=False, data_dir=None, effort="minutes"):
-    """Train and calibrate one network; return the record. Quick runs only show that it works."""
+def run(name, seed, quick=False, data_dir=None, effort="trainings", schedule="own"):
+    """Train and calibrate one network; return the record. Quick runs only show that it works.
+
+    `choices` has what each effort up to this one would have chosen, of the same candidates.
+    """
     _, epochs, batch_size = PAIRS[name]
     parts = load(name, seed, data_dir)
     train, validation, test = ((x[:QUICK], y[:QUICK]) if quick else (x, y) for x, y in parts)
     keras.utils.set_random_seed(seed)
     clock = [time.perf_counter()]
-    model = network(name, epochs * -(-len(train[1]) // batch_size))
+    model = network(name, epochs * -(-len(train[1]) // batch_size), schedule)
     model.fit(*train, batch_size=batch_size, epochs=1 if quick else epochs, verbose=0)
     clock.append(time.perf_counter())
     options = {"batch_size": batch_size, "effort": effort, "verbose": False}
@@ -127,25 +144,74 @@ def run(name, seed, quick=False, data_dir=None, effort="minutes"):
     about = {
         "pair": name,
         "seed": seed,
-        **provenance({"quick": quick, "effort": effort}),
+        **provenance({"quick": quick, "effort": effort, "schedule": schedule}),
         "seconds": dict(steps),
     }
     numbers = {
         candidate: {key: value for key, value in row.items() if not isinstance(value, str)}
         for candidate, row in rows.items()
     }
-    return {**about, "chosen": report.chosen.name, "candidates": numbers}
+    chosen = {"chosen": report.chosen.name, "choices": choices(report, effort)}
+    return {**about, **chosen, "candidates": numbers}
 
 
-def run_all(names, seeds, folder, *, quick=False, jobs=1, data_dir=None, effort="minutes"):
-    """Run what `runs.jsonl` in the folder lacks; return how many failed."""
+def effort_of(name):
+    """Return the least effort that tries the candidates of a trial."""
+    for effort, names in ADDED.items():
+        if name in names:
+            return effort
+    return "seconds"
+
+
+def choices(report, effort):
+    """Return the name of what each effort up to this one chooses among its candidates."""
+    efforts = ("seconds", *ADDED)
+    included = efforts[: efforts.index(effort) + 1]
+    chosen = {}
+    for place, each in enumerate(included):
+        allowed = included[: place + 1]
+        kept = [x for x in report.candidates if effort_of(x.trial.name) in allowed]
+        chosen[each] = dataclasses.replace(report, candidates=kept).chosen.name
+    return chosen
+
+
+def same_cost(record, name):
+    """Return the ensembles that cost as much as a candidate: the same trainings, the same passes.
+
+    The first has 1 + ceil(trainings) members, since the network itself is there; the second as many
+    as the passes. Each is the largest that was trained of at most that size, at a temperature.
+    """
+    row = record["candidates"][name]
+    members = (1 + math.ceil(row["trainings"]), math.floor(row["passes"] + 0.5))
+    return [_ensemble(record, each) for each in members]
+
+
+def _ensemble(record, members):
+    """Return the name of the largest ensemble with at most so many members; one is the network."""
+    found = "as it is + temperature"
+    for size in SIZES:
+        name = f"ensemble of {size} + temperature"
+        if size <= members and name in record["candidates"]:
+            found = name
+    return found
+
+
+def run_all(
+    names, seeds, folder, *, quick=False, jobs=1, data_dir=None, effort="trainings", schedule="own"
+):
+    """Run what `runs.jsonl` in the folder lacks; return how many failed.
+
+    A run at another effort or schedule, or of before there were any, is another run.
+    """
 
     def shown(record):
         (before, after), seconds = scores_of(record, "NLL")[::2], sum(record["seconds"].values())
         return f"NLL {before:.4f}, {after:.4f} by {record['chosen']}, {seconds:.0f} s"
 
     every = [(name, seed) for seed in seeds for name in names]
-    return run_tasks(run, every, (quick, data_dir, effort), folder, jobs, shown)
+    settings = {"quick": quick, "effort": effort, "schedule": schedule}
+    options = (quick, data_dir, effort, schedule)
+    return run_tasks(run, every, options, folder, jobs, shown, settings)
 
 
 def scores_of(record, score):

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from lib.tables import change, markdown_table
-from studies.calibrate.run import PAIRS, TUNED, UNSEEN, scores_of
+from studies.calibrate.run import PAIRS, TUNED, UNSEEN, same_cost, scores_of
 
 
 def table(records, names):
@@ -32,6 +32,48 @@ def table(records, names):
     return "\n\n".join(([markdown_table(pd.DataFrame(lines))] if lines else []) + missing)
 
 
+def by_effort(records, schedule="own"):
+    """Return a Markdown table of what each effort chose, against others of the same cost.
+
+    Differences are of NLLs on test data, over all pairs and seeds; costs are means.
+    """
+    runs = [x for x in records if "choices" in x and x["options"]["schedule"] == schedule]
+    lines = []
+    for effort in ("seconds", "minutes", "trainings"):
+        gains = {"temperature": [], "fine-tuned": [], "same trainings": [], "same passes": []}
+        costs = []
+        for record in runs:
+            name = record["choices"].get(effort)
+            if name is None:
+                continue
+            rows = record["candidates"]
+            row = rows[name]
+            others = ["as it is + temperature", "fine-tuned + temperature"]
+            others += same_cost(record, name)
+            for key, other in zip(gains, others, strict=True):
+                gains[key].append(row["NLL"] - rows.get(other, {}).get("NLL", np.nan))
+            costs.append((row["passes"], row["trainings"]))
+        if not costs:
+            continue
+        cells = {"effort": effort, "runs": len(costs)}
+        for key, values in gains.items():
+            known = np.array(values)[~np.isnan(values)]
+            cells[f"chosen - {key}"] = change(known) if len(known) > 1 else "-"
+        passes, trainings = np.mean(costs, axis=0)
+        cells |= {"passes": f"{passes:.3g}", "trainings": f"{trainings:.3g}"}
+        lines.append(cells)
+    return markdown_table(pd.DataFrame(lines)) if lines else "Not run yet."
+
+
 def tables(records):
-    """Return the tables of pages: pairs that `calibrate` was tuned on, and others."""
-    return {"tuned": table(records, TUNED), "unseen": table(records, UNSEEN)}
+    """Return the tables of pages: pairs that `calibrate` was tuned on, others, and all by effort.
+
+    Runs with another schedule have a table of their own.
+    """
+    own = [x for x in records if x.get("options", {}).get("schedule", "own") == "own"]
+    return {
+        "tuned": table(own, TUNED),
+        "unseen": table(own, UNSEEN),
+        "efforts": by_effort(records),
+        "cosine": by_effort(records, "cosine"),
+    }

@@ -1,6 +1,8 @@
 """The study of `calibrate`: a run from end to end, what resumes, and its tables."""
 
+import dataclasses
 import os
+import types
 from pathlib import Path
 
 import numpy as np
@@ -25,14 +27,17 @@ def here(monkeypatch):
 @pytest.mark.slow
 def test_a_quick_run_is_stored_and_not_repeated(here, eagerly, tmp_path, capsys):
     command = ["--quick", "--pairs", "wine", "--seeds", "3", "--output", str(tmp_path)]
+    command += ["--effort", "minutes"]
     assert STUDY.main(command) == 0
     assert "1 runs to do, 0 are there" in capsys.readouterr().out
     (record,) = tasks.read(tmp_path)
-    options = {"quick": True, "effort": "minutes"}
+    options = {"quick": True, "effort": "minutes", "schedule": "own"}
     assert record.keys() >= {"versions", "hardware", "command", "backend", "python"}
     assert (record["pair"], record["seed"], record["options"]) == ("wine", 3, options)
     assert record["seconds"].keys() == {"training", "calibrate", "test"}
     assert record["chosen"] in record["candidates"]
+    assert list(record["choices"]) == ["seconds", "minutes"]
+    assert record["choices"]["minutes"] == record["chosen"]
     for row in record["candidates"].values():
         assert row.keys() >= {"accuracy", "NLL", "Brier", "ECE", "ECE floor", "T"}
     assert STUDY.main(command) == 0
@@ -46,7 +51,7 @@ def test_runs_are_apart():
 
 
 def test_a_failed_run_leaves_the_others(here, tmp_path, capsys, monkeypatch):
-    def run(name, seed, quick, data_dir, effort):
+    def run(name, seed, quick, data_dir, effort, schedule):
         if seed == 1:
             raise MemoryError("too large")
         return made("digits", seed, [2.0, 1.0])
@@ -56,6 +61,84 @@ def test_a_failed_run_leaves_the_others(here, tmp_path, capsys, monkeypatch):
     assert STUDY.main(command) == 1
     assert "error: digits, seed 1: MemoryError: too large" in capsys.readouterr().out
     assert sorted(record["seed"] for record in tasks.read(tmp_path)) == [0, 2]
+
+
+def test_another_effort_or_schedule_is_another_run(here, tmp_path, capsys, monkeypatch):
+    def run(name, seed, quick, data_dir, effort, schedule):
+        options = {"quick": quick, "effort": effort, "schedule": schedule}
+        return {**made("digits", seed, [2.0, 1.0]), "options": options}
+
+    monkeypatch.setattr(study, "run", run)
+    command = ["--pairs", "digits", "--seeds", "0", "--output", str(tmp_path)]
+    for more in ([], ["--schedule", "cosine"], ["--effort", "seconds"], []):
+        assert main([*command, *more]) == 0
+    assert capsys.readouterr().out.count("1 runs to do, 0 are there") == 3
+    assert len(tasks.read(tmp_path)) == 3
+
+
+@dataclasses.dataclass
+class Ranking:
+    """A report that chooses the last candidate."""
+
+    candidates: list
+
+    @property
+    def chosen(self):
+        return self.candidates[-1]
+
+
+def test_the_choice_of_each_effort_is_among_its_candidates():
+    trials = ("as it is", "noise", "fine-tuned", "Laplace, all weights", "ensemble of 3", "SWAG")
+    candidates = []
+    for name in trials:
+        trial = types.SimpleNamespace(name=name)
+        candidates.append(types.SimpleNamespace(name=f"{name} + temperature", trial=trial))
+    found = study.choices(Ranking(candidates), "trainings")
+    chosen = ["noise", "Laplace, all weights", "SWAG"]
+    expected = [f"{name} + temperature" for name in chosen]
+    assert found == dict(zip(["seconds", "minutes", "trainings"], expected, strict=True))
+    assert list(study.choices(Ranking(candidates), "minutes")) == ["seconds", "minutes"]
+
+
+def test_the_names_of_trials_are_those_of_the_methods():
+    tried = {name for names in study.ADDED.values() for name in names}
+    room = ROOT / "tfp_ibnn" / "calibration"
+    text = "".join(path.read_text() for path in sorted(room.glob("*.py")))
+    assert {name for name in tried if f'"{name}"' not in text} == {
+        f"ensemble of {size}" for size in study.SIZES
+    }
+    assert 'f"ensemble of {size}"' in text
+
+
+def test_ensembles_of_the_same_cost():
+    rows = {"as it is + temperature": {}, "Gaussian": {"trainings": 0.3, "passes": 32.0}}
+    rows |= {f"ensemble of {size} + temperature": {} for size in study.SIZES}
+    rows["cheap"] = {"trainings": 0.0, "passes": 1.2}
+    record = {"candidates": rows}
+    names = [f"ensemble of {size} + temperature" for size in study.SIZES]
+    assert study.same_cost(record, "Gaussian") == [names[0], names[2]]
+    assert study.same_cost(record, "cheap") == 2 * ["as it is + temperature"]
+    del rows[names[2]]
+    assert study.same_cost(record, "Gaussian") == names[:2]
+
+
+def test_table_of_efforts():
+    records = []
+    for seed in range(2):
+        record = made("digits", seed, [2.0, 1.5, 1.0 + 0.1 * seed])
+        for place, row in enumerate(record["candidates"].values()):
+            row |= {"passes": 1.0, "trainings": 0.1 * (place == 2)}
+        record["candidates"]["ensemble of 2 + temperature"] = {"NLL": 0.9}
+        record["options"] = {"schedule": "own"}
+        record["choices"] = {"seconds": "as it is + temperature", "minutes": record["chosen"]}
+        records.append(record)
+    lines = calibrate_tables.by_effort(records).splitlines()[2:]
+    seconds, minutes = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines)
+    assert seconds[:3] == ["seconds", "2", "+0.0000 ± 0.0000"]
+    assert minutes[2].startswith("-0.4500")
+    assert minutes[4].startswith("+0.1500")  # behind two networks
+    assert minutes[6:] == ["1", "0.1"]
+    assert calibrate_tables.by_effort(records, "cosine") == "Not run yet."
 
 
 def made(pair, seed, nll, chosen=-1):

@@ -58,7 +58,8 @@ def test_nan_ends_a_training_but_not_what_came_before():
     early, late, fine = (
         scripted(x, y) for x, y in [("a", [None]), ("b", [1, None]), ("c", [2, 1])]
     )
-    fine_tune([early, late, fine], epochs=2)
+    with pytest.warns(UserWarning, match=r"^b: its training ended in epoch 2, since not finite"):
+        fine_tune([early, late, fine], epochs=2)
     assert early.fate == "not finite"
     assert (late.fate, late.epochs, late.seen) == ("", 1, 2)
     assert fine.seen == 2
@@ -189,6 +190,14 @@ def test_rate_decays_to_0_by_a_cosine():
     kept = fine_tuning.decaying(keras.optimizers.SGD(given), 10)
     kept.iterations.assign(10)
     assert float(keras.ops.convert_to_numpy(kept.learning_rate)) == pytest.approx(0.05)
+
+
+def test_the_rate_of_an_optimizer_that_scales_the_loss_decays():
+    scaling = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=64.0)
+    optimizer = fine_tuning.decaying(scaling, 10)
+    assert optimizer.initial_scale == 64
+    optimizer.inner_optimizer.iterations.assign(5)
+    assert float(keras.ops.convert_to_numpy(optimizer.learning_rate)) == pytest.approx(0.25)
 
 
 def test_number_of_epochs_follows_from_the_training_so_far(small, monkeypatch):

@@ -39,9 +39,9 @@ def calibrated(model, validation, **options):
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("count", [900, 4000])
-def test_a_calibrated_network_is_left_as_it_is(count):
-    report = calibrated(linear(WEIGHTS), labelled(count))
+@pytest.mark.parametrize(("count", "seed"), [(900, 0), (4000, 2)])
+def test_a_calibrated_network_is_left_as_it_is(count, seed):
+    report = calibrated(linear(WEIGHTS), labelled(count, seed))
     assert report.chosen.trial.name == "as it is"
     assert report.chosen.parameter == pytest.approx(1, abs=0.1)
 
@@ -51,6 +51,21 @@ def test_logits_three_times_too_large_get_a_temperature_of_3():
     report = calibrated(linear(3 * WEIGHTS), labelled(4000))
     assert report.chosen.name == "as it is + temperature"
     assert report.chosen.parameter == pytest.approx(3, rel=0.1)
+    x, _ = labelled(100, 2)
+    mean = report.model.predict(x, verbose=0)["mean"]
+    np.testing.assert_allclose(mean, softmax(x @ WEIGHTS, axis=1), atol=0.05)
+
+
+@pytest.mark.once
+def test_errors_in_one_class_are_scaled_by_class():
+    """Class 0 is predicted too often; no temperature changes that."""
+    model = linear(WEIGHTS)
+    model.layers[-1].set_weights([WEIGHTS, np.array([2.0, 0, 0])])
+    report = calibrated(model, labelled(4000))
+    nll = {candidate.name: candidate.nll.mean() for candidate in report.candidates}
+    assert report.chosen.name == "as it is + vector scaling"
+    assert nll[report.chosen.name] < nll["as it is + temperature"] - 0.1
+    assert nll["as it is + temperature"] == pytest.approx(nll["as it is"], abs=0.1)
     x, _ = labelled(100, 2)
     mean = report.model.predict(x, verbose=0)["mean"]
     np.testing.assert_allclose(mean, softmax(x @ WEIGHTS, axis=1), atol=0.05)

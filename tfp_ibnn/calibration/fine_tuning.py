@@ -1,6 +1,7 @@
 """Fine-tuning of trials side by side, epoch by epoch: how long, and at which learning rate."""
 
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from tfp_ibnn._core import keras_optimizers
 from tfp_ibnn._core.progress import Heartbeat
 from tfp_ibnn.calibration.engine import copy_of_optimizer
 from tfp_ibnn.calibration.examples import Training
-from tfp_ibnn.calibration.trials import Setting, Trial
+from tfp_ibnn.calibration.trials import Setting, Trial, first_line
 from tfp_ibnn.training import Interrupts
 
 FEWEST = 3
@@ -141,6 +142,10 @@ def decaying(optimizer: keras.optimizers.Optimizer, steps: int) -> keras.optimiz
     """
     config = optimizer.get_config()
     rate = config.get("learning_rate")
+    if hasattr(optimizer, "inner_optimizer"):  # it scales the loss
+        inner = decaying(optimizer.inner_optimizer, steps)
+        config["inner_optimizer"] = keras.optimizers.serialize(inner)
+        return type(optimizer).from_config(config)
     if not isinstance(rate, float):
         return copy_of_optimizer(optimizer)
     config["learning_rate"] = keras.optimizers.schedules.CosineDecay(rate, steps)
@@ -211,9 +216,16 @@ def _train_one_epoch(trial: Trial, setting: Setting, epoch: int, limits: Limits)
 def _stop(trial: Trial, setting: Setting, epoch: int, error: Exception) -> None:
     """End the training of a trial that fails; its best epoch so far is compared."""
     trial.stopped = True
+    setting.say(f"epoch {epoch}: {trial.name} is stopped: {error}")
     if not trial.epochs:
         trial.leave_out(error)
-    setting.say(f"epoch {epoch}: {trial.name} is stopped: {error}")
+        return
+    # The warning points at the line that calls `calibrate`.
+    warnings.warn(
+        f"{trial.name}: its training ended in epoch {epoch}, since {first_line(error)} "
+        f"Epoch {trial.epochs} is compared.",
+        stacklevel=8,
+    )
 
 
 def _report_end(untrained: Sequence[Trial], setting: Setting, what: str) -> None:

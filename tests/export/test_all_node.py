@@ -1,8 +1,10 @@
 """An ONNX file says in Node, with onnxruntime-web or onnxruntime-node, what Python says."""
 
 import json
+import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -17,6 +19,7 @@ pytestmark = [
     pytest.mark.skipif(JAX, reason="TensorFlow writes ONNX files"),
 ]
 
+ROOT = Path(__file__).parents[2]
 PACKAGES = ("onnxruntime-node", "onnxruntime-web")
 
 SCRIPT = """
@@ -39,7 +42,10 @@ runtime.InferenceSession.create(file).then(async (session) => {
 
 def node(*words):
     command = ["node", "-e", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    fetched = str(ROOT / ".venv-web" / "node_modules")  # by `make web`
+    places = os.pathsep.join([fetched, os.environ.get("NODE_PATH", "")])
+    environment = {**os.environ, "NODE_PATH": places}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +56,7 @@ def package():
     for name in PACKAGES:
         if node(f"require.resolve({name!r})").returncode == 0:
             return name
-    pytest.skip(f"Node finds none of {', '.join(PACKAGES)}: npm install onnxruntime-web")
+    pytest.skip(f"Node finds none of {', '.join(PACKAGES)}: make web")
 
 
 def test_a_file_says_in_node_what_python_says(package, tmp_path):

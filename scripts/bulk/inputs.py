@@ -43,9 +43,10 @@ def check_columns(
         wanted = {name: [name] for name in specs}
     missing = [x for names in wanted.values() for x in names if x not in columns]
     if missing:
+        several = "Each input needs a column of its name."
+        remedy = several if len(specs) > 1 else "Name those of the model's input by --columns."
         raise ValueError(
-            f"{path} has no column {', '.join(missing)}; it has {', '.join(columns)}. Name those "
-            "of the model's input by --columns."
+            f"{path} has no column {', '.join(missing)}; it has {', '.join(columns)}. {remedy}"
         )
     return wanted
 

@@ -1,7 +1,5 @@
 """A run of `scripts/score.py`: what is to do, how far it is, and what came of it."""
 
-import hashlib
-import json
 import threading
 import time
 from typing import Any, NamedTuple
@@ -75,12 +73,12 @@ class Job:
         folder = Folder(output, f".{to}")
         self.plan = Plan(model, opened.facts["inputs"], wanted, keep, batch, folder)
         settings = {
-            "model": hashlib.sha256(json.dumps(opened.facts).encode()).hexdigest(),
+            "model": opened.digest,
             "columns": wanted,
             "keep": keep,
             "to": to,
             "shard": shard,
-            "rows": _rows_of(self.shards),
+            "tables": {path: _state_of(path) for path in paths},
         }
         _begin(folder, settings)
 
@@ -165,12 +163,10 @@ def _check_file(path: str, taken: set[str], keep: list[str], outputs: list[str])
         )
 
 
-def _rows_of(everything: list[shards.Shard]) -> dict[str, int]:
-    """Return the number of rows by file."""
-    rows: dict[str, int] = {}
-    for shard in everything:
-        rows[shard.path] = rows.get(shard.path, 0) + shard.rows
-    return rows
+def _state_of(path: str) -> list[float]:
+    """Return the size of a file and the time of its last change."""
+    (found,) = FileSystems.match([path])[0].metadata_list
+    return [found.size_in_bytes, found.last_updated_in_seconds]
 
 
 def _begin(folder: Folder, settings: dict[str, Any]) -> None:

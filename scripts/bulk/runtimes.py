@@ -1,6 +1,7 @@
 """Exported files in their runtimes, without the library that wrote them."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import tempfile
@@ -27,22 +28,11 @@ class Model:
     """An exported file, ready to run on one thread."""
 
     run: Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]
+    """Of a batch of each input by name; returns all outputs by name."""
     outputs: list[str]
     facts: dict[str, Any]
-
-    def predict(self, arrays: Mapping[str, np.ndarray], batch_size: int) -> dict[str, np.ndarray]:
-        """Return all outputs by name.
-
-        Args:
-            arrays: the inputs by name, each (N, ...) with N above 0.
-            batch_size: how many examples at a time.
-        """
-        count = len(next(iter(arrays.values())))
-        parts = []
-        for start in range(0, count, batch_size):
-            batch = {name: values[start : start + batch_size] for name, values in arrays.items()}
-            parts.append(self.run(batch))
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    digest: str
+    """SHA-256 of the content."""
 
 
 def open_model(path: str) -> Model:
@@ -65,9 +55,20 @@ def open_model(path: str) -> Model:
         except Exception as error:  # each runtime has its own
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise ValueError(f"{path} cannot be opened: {lines[0]}") from error
+        digest = _digest(place)
     if text is None:
         raise ValueError(f"{path} was not written by `python -m tfp_ibnn export`.")
-    return Model(run, outputs, json.loads(text))
+    return Model(run, outputs, json.loads(text), digest)
+
+
+def _digest(path: Path) -> str:
+    """Return the SHA-256 of a file, or of all files of a folder."""
+    digest = hashlib.sha256()
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    for file in files:
+        if file.is_file():
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def _local(path: str, folder: Path) -> Path:
@@ -78,7 +79,7 @@ def _local(path: str, folder: Path) -> Path:
     found = FileSystems.match([path, f"{path.rstrip('/')}/**"])
     files = [entry.path for match in found for entry in match.metadata_list]
     if not files:
-        raise ValueError(f"There is no model {path}.")
+        raise ValueError(f"No model found at {path}.")
     for file in files:
         place = copy / os.path.relpath(file, path)
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -45,7 +45,7 @@ def find(patterns: list[str]) -> list[str]:
     for pattern in patterns:
         found = sorted(x.path for x in FileSystems.match([pattern])[0].metadata_list)
         if not found:
-            raise ValueError(f"There is no file {pattern}.")
+            raise ValueError(f"No file matches {pattern}.")
         paths |= dict.fromkeys(found)
     unknown = [path for path in paths if not path.endswith(KINDS)]
     if unknown:
@@ -151,13 +151,18 @@ def _csv_rows(content: bytes, header: tuple[str, ...]) -> Rows:
     records: list[list[str]] = []
     for record in _records(io.BytesIO(content)):
         text = record.decode(errors="replace")
-        found = [fields for fields in csv.reader(io.StringIO(text, newline="")) if fields]
+        try:
+            found = [fields for fields in csv.reader(io.StringIO(text, newline="")) if fields]
+        except csv.Error as error:  # such as a field that is too long
+            found = [[text.strip()]]
+            broken[len(records)] = f"it cannot be read: {error}"
         fields = found[0]
         if len(found) > 1:
             broken[len(records)] = "its quotation marks do not match"
             fields = [text.strip()]
         elif len(fields) != len(header):
-            broken[len(records)] = f"it has {len(fields)} fields, not {len(header)}"
+            reason = f"it has {len(fields)} fields, not {len(header)}"
+            broken.setdefault(len(records), reason)
         padding = [""] * (len(header) - len(fields))
         records.append([*fields[: len(header)], *padding])
     values = zip(*records, strict=True) if records else [[] for _ in header]

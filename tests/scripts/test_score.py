@@ -14,6 +14,7 @@ from keras import layers
 
 import tfp_ibnn as ibnn
 from tests.monte_carlo_tools import averaged, set_weights
+from tfp_ibnn.export.reading import open_exported
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-beam" / "bin" / "python"
@@ -54,12 +55,16 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("score")
 
 
-@pytest.fixture(scope="module")
-def mc():
+def network(seed):
     inputs = keras.Input((4,), name="x")
     outputs = layers.Dense(3, "softmax")(layers.Dense(8, "relu")(inputs))
-    det = set_weights(keras.Model(inputs, outputs))
+    det = set_weights(keras.Model(inputs, outputs, name="network"), seed)
     return averaged(ibnn.to_stochastic(det, ibnn.NormalAffine(), train_size=10), 8, seed=0)
+
+
+@pytest.fixture(scope="module")
+def mc():
+    return network(0)
 
 
 @pytest.fixture(scope="module")
@@ -291,8 +296,8 @@ def test_wrong_files_are_answered(onnx, parquet, folder, tmp_path):
     options = ["--columns", *COLUMNS]
     for model, table, output, message in (
         (tmp_path / "damaged.onnx", parquet, "new", "damaged.onnx cannot be opened: "),
-        (tmp_path / "none.onnx", parquet, "new", "There is no model "),
-        (onnx, tmp_path / "none.parquet", "new", "There is no file "),
+        (tmp_path / "none.onnx", parquet, "new", "No model found at "),
+        (onnx, tmp_path / "none.parquet", "new", "No file matches "),
         (onnx, tmp_path / "rows.txt", "new", "ends neither in .parquet nor in .csv"),
         (onnx, parquet, "full", "is not empty: name another folder"),
     ):
@@ -307,6 +312,13 @@ def test_a_folder_of_another_run_is_left_alone(onnx, parquet, tmp_path):
     done = score(onnx, parquet, tmp_path / "scored", *options, "id")
     assert done.returncode == 2
     assert "holds scores of another run, which differs in keep" in done.stderr
+    retrained = ibnn.export(network(1), tmp_path / "model.onnx", format="onnx", draws=8)
+    assert open_exported(retrained).facts == open_exported(onnx).facts
+    done = score(retrained, parquet, tmp_path / "scored", *options)
+    assert (done.returncode, "which differs in model" in done.stderr) == (2, True)
     again = score(onnx, parquet, tmp_path / "scored", *options)
     assert again.returncode == 0
     assert "1 of 1 parts were done before." in again.stdout
+    TABLE[::-1].to_parquet(parquet, row_group_size=700)
+    done = score(onnx, parquet, tmp_path / "scored", *options)
+    assert (done.returncode, "which differs in tables" in done.stderr) == (2, True)

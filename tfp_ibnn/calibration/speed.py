@@ -65,7 +65,7 @@ class Part(NamedTuple):
 
     examples: float
     outputs: float  # of all of them: one each, or one for each pixel
-    at_once: int = 0  # examples that a call may predict with one draw; 0 if there is no limit
+    at_once: int = 0  # examples that a call may predict with one draw; 0 for no limit
 
     @classmethod
     def of(cls, examples: Examples) -> "Part":

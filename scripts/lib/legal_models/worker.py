@@ -1,6 +1,7 @@
 """Tries the models of a block of seeds: prints a line of JSON for each."""
 
 import contextlib
+import gc
 import json
 import os
 import re
@@ -127,6 +128,7 @@ def main(first: int, last: int) -> None:
         import jax
 
         jax.config.update("jax_enable_x64", True)
+    gc.freeze()  # Keras collects garbage after each model: not in what is imported
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print
     with tempfile.TemporaryDirectory(prefix="legal-") as folder:

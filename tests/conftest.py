@@ -8,9 +8,12 @@ gc.set_threshold(100_000)
 
 # Folders and modules whose tests say something about the device they run on.
 OF_A_DEVICE = (
+    "calibration",
     "data/test_augmentation.py",
     "decisions",
     "diagnostics",
+    "distillation",
+    "export/test_saved_model.py",
     "flows",
     "generative",
     "metrics/test_all_streaming.py",
@@ -156,6 +159,15 @@ def collected():
     if gc.get_count()[0] > 2_000:
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture
+def full_precision():
+    """Multiply in float32 on a GPU too, for tests of two ways to the same numbers."""
+    from tests import precision
+
+    with precision.full_precision():
+        yield
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ backends leave it at that. Tests state how closely numbers agree on a CPU; on a 
 below holds for all of them, but for `assert_allclose` of two float64 arrays.
 """
 
+import contextlib
 import functools
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from lib.devices import accelerators
 from tfp_ibnn._core import backend
 
-__all__ = ["NO_GPU", "TF32", "after_products", "at_least", "follow_hardware"]
+__all__ = ["NO_GPU", "TF32", "after_products", "at_least", "follow_hardware", "full_precision"]
 
 NO_GPU = f"{backend.NAME} sees no GPU here"
 
@@ -26,6 +27,24 @@ def follow_hardware():
     if accelerators():
         np.testing.assert_allclose = _coarser_allclose(np.testing.assert_allclose)
         pytest.approx = _coarser_approx(pytest.approx)
+
+
+@contextlib.contextmanager
+def full_precision():
+    """Let a GPU multiply float32 numbers as such, not in TF32."""
+    if backend.NAME == "jax":
+        import jax
+
+        with jax.default_matmul_precision("float32"):
+            yield
+        return
+    import tensorflow as tf
+
+    config = tf.config.experimental
+    before = config.tensor_float_32_execution_enabled()
+    config.enable_tensor_float_32_execution(False)
+    yield
+    config.enable_tensor_float_32_execution(before)
 
 
 def at_least(tolerance):

@@ -15,7 +15,7 @@ from tfp_ibnn.likelihoods import Labels
 KINDS = {"as it is + vector scaling": "vector", "as it is + isotonic": "isotonic"}
 
 
-def test_the_model_as_it_is_has_parameters_for_each_class(small, tmp_path):
+def test_the_model_as_it_is_has_parameters_for_each_class(small, tmp_path, full_precision):
     report = small(compiled(LOGITS))
     x, y = small.x[60:], small.y[60:].astype(int)
     names = [candidate.name for candidate in report.candidates]

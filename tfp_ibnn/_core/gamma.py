@@ -27,7 +27,8 @@ def information(log_a: Tensor) -> Tensor:
     Returns:
         Nats (..., classes), whose sum is the mutual information.
     """
-    mean = ops.softmax(log_a, axis=-1)
+    log_mean = ops.log_softmax(log_a, axis=-1)  # of any number of axes, unlike `softmax`
+    mean = ops.exp(log_mean)
     log_total = ops.logsumexp(log_a, axis=-1, keepdims=True)
     of_class = digamma_excess(log_a)
     of_total = digamma_excess(log_total)

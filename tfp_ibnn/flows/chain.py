@@ -214,6 +214,7 @@ class Stack(FlowOfFlow):
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
         super().build(input_shape)
+        self.flow.built = True  # of no weights, which its copies have; `quantize` asks for it
         flows = [self._built_flow(input_shape) for _ in range(self.number)]
         first, *_ = flows
         for name, weight in first._parameters.items():

@@ -9,6 +9,7 @@ from scipy.special import softmax
 
 from tfp_ibnn import metrics
 from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn.likelihoods import arrays
 from tfp_ibnn.likelihoods.arrays import check_each, or_nan
 from tfp_ibnn.likelihoods.base import Likelihood
 from tfp_ibnn.likelihoods.class_scaling import ClassScaling, best_isotonic, best_vector
@@ -18,7 +19,7 @@ from tfp_ibnn.metrics.calibration import ece_floor
 from tfp_ibnn.metrics.scoring import Accuracy, negative_log_prob
 
 _CLASS_SCALINGS = {"vector": best_vector, "isotonic": best_isotonic}
-_ENDS = {"softmax": ops.softmax, "log_softmax": ops.log_softmax, "sigmoid": ops.sigmoid}
+_ENDS = {"softmax": arrays.softmax, "log_softmax": ops.log_softmax, "sigmoid": ops.sigmoid}
 
 
 class Categorical(Likelihood):
@@ -84,7 +85,7 @@ class Categorical(Likelihood):
         return ops.sum(is_label * log_p, axis=-1)
 
     def hessian_factors(self, logits: Tensor) -> Tensor:
-        p = ops.softmax(logits, axis=-1)
+        p = arrays.softmax(logits)
         root = ops.sqrt(p)
         identity = ops.eye(logits.shape[-1], dtype=p.dtype)
         from_mean = identity - p[:, :, None]
@@ -97,7 +98,7 @@ class Categorical(Likelihood):
         if outputs.shape[-1] == 1:
             raise ValueError("One number is not a distribution over classes: give head='sigmoid'.")
         if self.from_logits:
-            probabilities = ops.softmax(outputs, axis=-1)
+            probabilities = arrays.softmax(outputs)
         else:
             total = ops.sum(outputs, axis=-1, keepdims=True)
             is_one = ops.abs(total - 1) < TOLERANCE
@@ -158,7 +159,7 @@ class Categorical(Likelihood):
     def scaled(self, outputs: Tensor, parameter: Any) -> Tensor:
         if self.from_logits:
             return outputs / parameter
-        return ops.softmax(log_of(outputs) / parameter)
+        return arrays.softmax(log_of(outputs) / parameter)
 
     def fit(self, outputs: np.ndarray, y: np.ndarray, weight: np.ndarray | None = None) -> float:
         log_p = self.log_probabilities(outputs)

@@ -9,6 +9,7 @@ from keras import ops
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor, tfd
 from tfp_ibnn._core.gamma import dirichlet_nll, information
+from tfp_ibnn.likelihoods.arrays import softmax
 from tfp_ibnn.likelihoods.categorical import Categorical, entropy
 from tfp_ibnn.likelihoods.labels import Labels
 from tfp_ibnn.likelihoods.quantiles import central_interval
@@ -102,7 +103,7 @@ class Dirichlet(SecondOrder, Categorical):
     def draws(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean, variance and information (..., 3) of each class, and the mean entropies."""
         log_a = self._log_concentrations(outputs)
-        mean = ops.softmax(log_a, axis=-1)
+        mean = softmax(log_a)
         log_total = ops.logsumexp(log_a, axis=-1, keepdims=True)
         shrinkage = ops.sigmoid(-log_total)  # 1 / (a_0 + 1)
         variance = mean * (1 - mean) * shrinkage

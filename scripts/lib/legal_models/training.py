@@ -89,8 +89,12 @@ def step(trial: Trial) -> None:
     for model in (plain, trial.sto):
         model.compile(keras.optimizers.SGD(1e-3), losses_for(trial))
         model.run_eagerly = True
+    copies = keras.tree.map_structure(
+        lambda array: None if array is None else np.repeat(array, trial.sto.train_samples, axis=0),
+        (trial.x, y, weight),
+    )
     try:
-        plain.train_on_batch(trial.x, y, weight)
+        plain.train_on_batch(*copies)
     except Exception as error:  # whatever Keras has against it
         raise Inapplicable("a model that Keras does not train") from error
     logs = trial.sto.train_on_batch(trial.x, y, weight, return_dict=True)

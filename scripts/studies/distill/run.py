@@ -25,7 +25,7 @@ PAIRS = {  # titles, the epochs of training and of distillation, and the batch s
     "digits": ("digits 1,000, MLP 64-64", 60, 60, 32),
     "diabetes": ("diabetes 250 (regression), MLP 32-32", 60, 120, 32),
     "fashion_lenet": ("Fashion-MNIST 55,000, LeNet", 30, 30, 128),
-    "cifar_vgg16": ("CIFAR-10 45,000, VGG16", 60, 40, 128),
+    "cifar_vgg16": ("CIFAR-10 10,000, VGG16", 60, 40, 128),
 }
 TEACHERS = ("Gaussian over z", "ensemble of 5")
 REGRESSIONS = ("diabetes",)
@@ -71,7 +71,7 @@ class Problem:
                 return [(x, y[:, None].astype("float32")) for x, y in parts]
             case "fashion_lenet":
                 return images(self.seed, data_dir, "fashion_mnist", 55_000, 5_000)
-        return images(self.seed, data_dir, "cifar10", 45_000, 5_000)
+        return images(self.seed, data_dir, "cifar10", 10_000, 2_500)
 
     def _unlike(self, x, data_dir):
         """Return out-of-distribution inputs: other images, turned digits, shuffled columns."""

@@ -20,8 +20,8 @@ MASK = np.arange(6) < RNG.integers(1, 7, size=(9, 1))
 
 
 @pytest.fixture(autouse=True)
-def fast(eagerly):
-    """Nothing said here is about compiled graphs."""
+def fast(eagerly, full_precision):
+    """Nothing said here is about compiled graphs, or about TF32."""
 
 
 def set_weights(model):

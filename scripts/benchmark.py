@@ -9,6 +9,7 @@ r"""Measure what the noise costs, and print it beside the targets.
     parameters    extra parameters
     imports       import tfp_ibnn
     conversions   to_stochastic of ResNet50
+    export        32 draws of LeNet in onnxruntime and LiteRT, to MonteCarlo.predict and one network
     growth        exponents of cost against samples, batch, channels and depth
     gpu           a step of VGG16 on a GPU; by itself, and the only group with KERAS_BACKEND=jax
 
@@ -48,6 +49,7 @@ CPU = (
     "imports",
     "conversions",
     "growth",
+    "export",
 )
 SHORT = ("training", "prediction", "parameters")
 SHORT_FACTOR = 2.0
@@ -67,7 +69,9 @@ def main(argv=None):
     from lib import benchmark
     from lib.benchmark import record
 
-    name = {"gpu": f"gpu_{backend}", "weights": "peers"}.get("".join(options.only), "cpu")
+    name = {"gpu": f"gpu_{backend}", "weights": "peers", "export": "export"}.get(
+        "".join(options.only), "cpu"
+    )
     path = RESULTS / f"{name}.json"
     try:
         stored = stored_record(options.compare, path, record)
@@ -124,9 +128,11 @@ def parse(argv, on_jax=False):
         parser.error(f"--only {' '.join(unfit)} runs {why}")
     if options.short and groups == ("gpu",):
         parser.error("--short is of the groups of a CPU; leave it out here")
-    whole = options.only == ["weights"] or set(options.only or groups) == set(groups)
+    whole = options.only in (["weights"], ["export"]) or set(options.only or groups) == set(groups)
     if options.store and (options.short or not whole):
-        parser.error("--store keeps whole runs: leave out --short, and --only but for gpu, weights")
+        parser.error(
+            "--store keeps whole runs: leave out --short, and --only but for export, gpu, weights"
+        )
     if options.store and not PAGE.exists():
         parser.error("--store works in the folder of the repository")
     chosen = options.only or (SHORT if options.short else groups)

@@ -11,6 +11,7 @@ import tfp_ibnn as ibnn
 from tests.monte_carlo_tools import JAX, averaged, data, dense, set_weights, shallow
 from tfp_ibnn.__main__ import main
 from tfp_ibnn._core import command_line, extras
+from tfp_ibnn.calibration.scaling import scaled_model
 from tfp_ibnn.conversion.wrappers import innermost
 from tfp_ibnn.export import exporting, frozen
 from tfp_ibnn.export.command import run
@@ -85,6 +86,18 @@ def test_the_parameters_of_a_scaling_are_facts():
         assert facts["scaling"] == expected
         assert facts["temperature"] == (expected or {}).get("temperature")
         json.dumps(facts)
+
+
+@pytest.mark.parametrize("kind", ["network", "posterior over weights"])
+def test_the_temperature_that_calibrate_has_fitted_is_a_fact(kind):
+    inputs = keras.Input((4,))
+    inner = keras.Model(inputs, layers.Dense(3, "softmax")(inputs))
+    likelihood = averaged(inner, 1).likelihood
+    if kind != "network":
+        inner = ibnn.DeepEnsemble([inner, keras.models.clone_model(inner)])
+    facts = facts_of(scaled_model(likelihood, inner, 2.5))
+    assert facts["scaling"] == {"kind": "TemperatureScaling", "temperature": 2.5}
+    assert facts["temperature"] == 2.5
 
 
 def test_thresholds_of_a_detector_for_several_rates_are_facts():

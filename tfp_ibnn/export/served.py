@@ -25,6 +25,7 @@ from tfp_ibnn.likelihoods import (
 )
 from tfp_ibnn.prediction import MonteCarlo
 from tfp_ibnn.prediction.scaling import FittedScaling
+from tfp_ibnn.weights import ScaledPosterior
 
 KINDS: dict[str, type[Likelihood]] = {
     "softmax": Categorical,
@@ -124,6 +125,7 @@ class Served(NamedTuple):
         packages = (*_PACKAGES, *packages)
         average = self.average
         parts = average.likelihood.parts
+        scaling = _scaling_of(self.model)
         return {
             "format": 1,
             "model": self.network.name,
@@ -135,8 +137,8 @@ class Served(NamedTuple):
                 for name, spec in self.inputs.specs.items()
             },
             "outputs": {name: _kind_of(part) for name, part in parts.items()},
-            "temperature": _scaling_of(self.model).get("temperature"),
-            "scaling": _scaling_of(self.model) or None,
+            "temperature": scaling.get("temperature"),
+            "scaling": scaling or None,
             "threshold": self.threshold,
             "class_names": self.class_names,
             "decision": _decision_of(self.model),
@@ -173,16 +175,25 @@ def _kind_of(likelihood: Likelihood) -> str | None:
 
 
 def _scaling_of(model: Any) -> dict[str, Any]:
-    """Return the kind of the outermost scaling inside a model, with its parameters; {} if none."""
-    while isinstance(model, PredictionWrapper):
-        if isinstance(model, FittedScaling):
-            facts = {"kind": type(model).__name__}
-            for name in _SCALES:
-                if hasattr(model, name):
-                    facts[name] = ops.convert_to_numpy(getattr(model, name)).tolist()
-            return facts
+    """Return the kind of the outermost scaling inside a model, with its parameters; {} if none.
+
+    `calibrate` has it as a layer of the network, or behind a posterior over weights. Where several
+    outputs have their own, none is returned.
+    """
+    while isinstance(model, PredictionWrapper) and not isinstance(model, FittedScaling):
         model = model.inner
-    return {}
+    if isinstance(model, ScaledPosterior):
+        model = model.scaling
+    layers = getattr(model, "layers", ())
+    within = [layer for layer in layers if isinstance(layer, FittedScaling)]
+    scaling = within[0] if len(within) == 1 else model
+    if not isinstance(scaling, FittedScaling):
+        return {}
+    facts = {"kind": type(scaling).__name__}
+    for name in _SCALES:
+        if hasattr(scaling, name):
+            facts[name] = ops.convert_to_numpy(getattr(scaling, name)).tolist()
+    return facts
 
 
 def _decision_of(model: Any) -> dict[str, Any] | None:

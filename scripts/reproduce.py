@@ -108,7 +108,7 @@ def main(argv=None):
         except KeyboardInterrupt:
             print("\ninterrupted; what is finished in --runs stays", file=sys.stderr)
             return 130
-        print(f"\n{lib.markdown(table, COLUMNS)}\n")
+        print(f"\n{lib.summary_table(table, COLUMNS)}\n")
         print(f"{name}: {time.perf_counter() - began:.0f} s, written to {folder}")
         if missing and not options.finished:
             failed, why = next(iter(missing.items()))
@@ -147,7 +147,7 @@ def what_is_lost(folder, options):
 def fill_tables():
     """Bring the tables of this repository's texts up to date."""
     from lib import files
-    from lib.tables import PAGES, fill
+    from lib.markdown import PAGES, fill
 
     for path in map(Path, PAGES):
         try:

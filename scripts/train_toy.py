@@ -61,9 +61,9 @@ matplotlib.use("Agg")
 import pandas as pd
 
 from lib import Settings, figures, provenance, study, toy
+from lib.markdown import spread
 from lib.plan import PLANS
 from lib.store import history
-from lib.tables import spread
 
 # TensorFlow counts the functions that it traces, and takes one for each model to be a mistake.
 logging.getLogger("tensorflow").setLevel(logging.ERROR)

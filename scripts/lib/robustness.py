@@ -13,9 +13,9 @@ import pandas as pd
 
 from lib import checks, data, files, shifts
 from lib.folder import RunError, RunFolder, read_record
+from lib.markdown import markdown_table
 from lib.scoring import HELD_OUT, SCORES, Scorer, Scores, read_model
 from lib.store import METHODS, provenance
-from lib.tables import markdown_table
 from tfp_ibnn import metrics
 
 UNCERTAINTIES = ("entropy", "epistemic")

@@ -1,12 +1,6 @@
-"""Tables in Markdown pages, filled from stored results.
+"""Tables of an experiment's runs, by kind: read from the results, grouped, and made text.
 
-A table in a page stands between two comments. The first says which one it is: an experiment, and
-conditions on its runs, in which commas separate alternatives.
-
-    <!-- table: lenet dataset=cifar10 budget=equal method=gaussian,flow -->
-    <!-- end -->
-
-The kinds of tables:
+The kinds:
 
 - `table`, all scores, means and standard deviations over the seeds; `scores`, without Brier.
 - `paired`: differences between methods over the seeds, with their standard errors.
@@ -26,7 +20,6 @@ The kinds of tables:
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -35,70 +28,27 @@ from scipy import stats
 from lib import store
 from lib.scoring import HELD_OUT, SCORES
 
-PAGES = (
-    "README.md",
-    *(
-        f"results/{name}/README.md"
-        for name in (
-            "vgg16",
-            "lenet",
-            "mnist_mlp",
-            "lenet5",
-            "cifar5",
-            "frozen",
-            "toy2d",
-            "defaults",
-        )
-    ),
-)
-"""Texts of the repository that have such tables."""
-
 _MAIN = {key: SCORES[key] for key in ("accuracy", "nll", "ece")}
-_BEGIN = r"<!-- (\w+): (\w+)([^>]*?) -->\n"
-_TABLE = re.compile(rf"({_BEGIN})(?:(?!<!--).)*(<!-- end -->)", re.DOTALL)
 
 
-def markdown(summary, columns=("method",), scores=tuple(SCORES)):
-    """Return rows of a summary as a Markdown table, `mean ± std`, or the score of a single seed."""
-    table = pd.DataFrame({column: [row[column] for row in summary] for column in columns})
-    for key in scores:
-        table[SCORES[key]] = [
-            f"{row[key]['mean']:.4f}" + f" ± {row[key]['std']:.4f}" * (len(row["seeds"]) > 1)
-            for row in summary
-        ]
-    return markdown_table(table)
+def of_experiment(folder, kind, wanted):
+    """Return a table of the runs of an experiment, as a frame of text.
 
-
-def markdown_table(table, aligned=False):
-    cells = [list(table.columns), *table.astype(str).to_numpy().tolist()]
-    rule = ["---"] * len(cells[0])
-    if aligned:
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        rule = ["-" * (width + 2) for width in widths]
-        cells = [[one[0].ljust(widths[0]), *map(str.rjust, one[1:], widths[1:])] for one in cells]
-    head, *rest = ["| " + " | ".join(line) + " |" for line in cells]
-    return "\n".join([head, "|" + "|".join(rule) + "|", *rest])
-
-
-def listed(lines):
-    """Return lines as a Markdown table, or that there are none."""
-    return markdown_table(pd.DataFrame(lines).fillna("-")) if lines else "Not run yet."
-
-
-def change(values):
-    """Return the mean and half of its 95 % interval, by Student's t."""
-    if np.isnan(values).any() or len(values) < 2:
-        return "-"
-    margin = stats.sem(values) * stats.t.ppf(0.975, len(values) - 1)
-    return f"{np.mean(values):+.4f} ± {margin:.4f}"
-
-
-def spread(values, digits=3, deviation=True):
-    """Return the mean of values and their deviation, if they are several; - if one is NaN."""
-    if pd.isna(values).any():
-        return "-"
-    more = f" ± {np.std(values, ddof=1):.{digits}f}" if deviation and len(values) > 1 else ""
-    return f"{np.mean(values):.{digits}f}{more}"
+    Args:
+        folder: of the experiment's results.
+        kind: one of `KINDS`.
+        wanted: conditions on the runs: for each column, the values that a row may have.
+    """
+    source, make = KINDS[kind]
+    rows = source(store.read(folder)[0])
+    for key, values in wanted.items():
+        known = set(rows[key].astype(str)) if key in rows else set()
+        if absent := set(values) - known:
+            raise ValueError(f"{folder} has no run of {wanted} with {key} {', '.join(absent)}.")
+        rows = rows[rows[key].astype(str).isin(values)]
+    takes_folder = make in (_pooled, _post_hoc, _baselines, _unknown)
+    more = {"wanted": wanted, "folder": folder} if takes_folder else {}
+    return make(rows, **more)
 
 
 def paired(rows, first, second, score):
@@ -143,33 +93,6 @@ def margins(groups):
             freedom = variance**2 / sum(part**2 / count for part, count in pair)
             found[name] = max(found[name], variance**0.5 * stats.t.ppf(0.975, freedom))
     return {name: float(margin) for name, margin in found.items()}
-
-
-def fill(text, results):
-    """Return a Markdown text with its tables filled from a folder of results."""
-
-    def table(match):
-        begin, kind, experiment, conditions, end = match.groups()
-        if kind not in _KINDS:
-            raise ValueError(f"{begin.strip()} is not a table: known are {', '.join(_KINDS)}.")
-        if not all(re.fullmatch("[^=]+=[^=]+", part) for part in conditions.split()):
-            raise ValueError(f"Conditions have the form key=value, not as in {begin.strip()}.")
-        wanted = {key: v.split(",") for key, v in (part.split("=") for part in conditions.split())}
-        folder, (source, make) = Path(results) / experiment, _KINDS[kind]
-        rows = source(store.read(folder)[0])
-        for key, values in wanted.items():
-            known = set(rows[key].astype(str)) if key in rows else set()
-            if absent := set(values) - known:
-                raise ValueError(f"{folder} has no run of {wanted} with {key} {', '.join(absent)}.")
-            rows = rows[rows[key].astype(str).isin(values)]
-        of_folder = (_pooled, _post_hoc, _baselines, _unknown)
-        more = {"wanted": wanted, "folder": folder} if make in of_folder else {}
-        return f"{begin}{markdown_table(make(rows, **more))}\n{end}"
-
-    filled, count = _TABLE.subn(table, text)
-    if begun := len(re.findall(_BEGIN, text)) - count:
-        raise ValueError(f"Of {begun + count} tables {begun} have no end.")
-    return filled
 
 
 def _runs(records):
@@ -412,7 +335,7 @@ def _grid(rows):
     return table[[*first, *(name for name in table if name not in first)]]
 
 
-_KINDS = {
+KINDS = {
     "table": (_runs, _summary(SCORES, "epochs", "runs")),
     "scores": (_runs, _summary(_MAIN)),
     "paired": (_runs, _paired),
@@ -433,3 +356,4 @@ _KINDS = {
     "turned": (_shifted, _turned),
     "grid": (_runs, _grid),
 }
+"""For each kind, the function that takes rows from records, and the one that makes their table."""

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from lib import Settings, data, figures, run, write_results
+from lib.markdown import fill
 from lib.plan import PLANS
 from lib.run import _arrays
-from lib.tables import fill
 from tests.scripts.test_reproduce import check
 
 pytestmark = pytest.mark.once

@@ -3,14 +3,12 @@ from collections import Counter
 
 import keras
 import numpy as np
-import pandas as pd
 import pytest
 
 import tfp_ibnn as ibnn
-from lib import Scorer, Settings, pruning, read_posteriors, robustness, store, tables
+from lib import Scorer, Settings, pruning, read_posteriors, robustness
 from lib.networks import mlp
 from lib.plan import PLANS, label
-from lib.scoring import HELD_OUT
 
 pytestmark = pytest.mark.once
 
@@ -118,61 +116,3 @@ def test_draws_of_the_shown_image_are_kept(eagerly):
     for row in rows:
         np.testing.assert_allclose(np.mean(row["draws"], axis=0), row["shown"], atol=1e-3)
         np.testing.assert_allclose(np.sum(row["shown"]), 1, atol=1e-3)
-
-
-# Tables of records that are made up.
-
-
-def record(method, seed, **changes):
-    base = {"accuracy": 0.98 + 0.001 * seed, "nll": 0.1, "brier": 0.1, "ece": 0.01, "samples": 1}
-    base |= {"budget": "width_400", "dataset": "mnist", "model": "mlp", "epochs": 1, "seconds": 3.0}
-    name = f"{changes.get('budget', 'width_400')}/mnist/{method}/seed{seed}"
-    return {**base, "method": method, "seed": seed, "name": name, "parameters": 100, **changes}
-
-
-def test_errors_stand_beside_published_ones():
-    rows = [record(m, seed) for m in ("deterministic", "mnf") for seed in (0, 1)]
-    rows[2]["parameters"] = rows[3]["parameters"] = 103
-    table = tables._errors(pd.DataFrame(rows)).set_index("method")
-    assert table["error (%)"].to_list() == ["1.95 ± 0.07"] * 2
-    assert table["published"].to_list() == ["1.83", "-"]
-    assert table["more"].to_list() == ["0.00%", "3.00%"]
-
-
-def test_the_table_of_pruning():
-    rows = [{"removed": 0.0, "accuracy": 0.98}, {"removed": 0.98, "accuracy": 0.9}]
-    pruned = [record("mean_field", s, weights={"pruned": rows}) for s in (0, 1)]
-    frame = pd.DataFrame([record("mnf", 0, weights={"histogram": []}), *pruned])
-    (row,) = tables._pruned(frame).to_dict("records")
-    assert row == {"error (%) without": "mean_field", "0%": "2.00 ± 0.00", "98%": "10.00 ± 0.00"}
-
-
-def test_the_table_of_rotations():
-    turned = [{"shift": "rotation", "level": d, "entropy": d / 90} for d in (0, 15, 90)]
-    records = [record("mnf", seed, evaluations={"rotation": turned}) for seed in (0, 1)]
-    (row,) = tables._turned(store.evaluated(records)).to_dict("records")
-    assert row == {"method": "mnf", "0°": "0.000 ± 0.000", "90°": "1.000 ± 0.000"}
-
-
-def test_unknown_classes_and_the_ensemble(tmp_path):
-    """The ensemble's entropies are those of the mean prediction, on known and unknown images."""
-    (tmp_path / "probabilities").mkdir()
-    rng, records = np.random.default_rng(0), []
-    for seed in (0, 1):
-        parts = {
-            n: rng.dirichlet(np.ones(5), 60).astype("float16") for n in ("probabilities", "unknown")
-        }
-        arrays = {**parts, "labels": np.arange(60) % 5}
-        np.savez(tmp_path / f"probabilities/equal-deterministic-seed{seed}.npz", **arrays)
-        rows = {"unknown": [{"name": HELD_OUT, "entropy_auroc": 0.5 + seed / 10}]}
-        records.append(record("deterministic", seed, budget="equal", evaluations=rows))
-    (averaged,) = store._averaged(records, tmp_path)
-    known, unknown = store.stored_entropies(averaged, tmp_path)
-    assert averaged["entropy_auroc"] == pytest.approx(ibnn.metrics.auroc(known, unknown))
-    single = [store.stored_entropies(one, tmp_path) for one in records]
-    assert known.mean() > max(one[0].mean() for one in single)
-    (tmp_path / "summary.json").write_text(json.dumps({"averaged": [averaged]}))
-    found = tables._unknown(pd.DataFrame(records), {}, tmp_path).set_index("method")
-    assert found.loc["deterministic", "AUROC of unseen"] == "0.5500 ± 0.0707"
-    assert found.loc["ensemble", "AUROC of unseen"] == f"{averaged['entropy_auroc']:.4f}"
-    assert found["published error (%)"].to_list() == ["24", "21"]

@@ -11,9 +11,9 @@ import pytest
 import tfp_ibnn as ibnn
 from lib import RunError, Scores, Settings, data, figures, run_many, store, study
 from lib import write_results as write
+from lib.markdown import fill
 from lib.plan import PLANS
 from lib.run import _network, _stochastic, identity
-from lib.tables import fill
 from tests.scripts.test_reproduce import check, made_images
 
 pytestmark = pytest.mark.once

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from lib import Scores, store
+from lib.markdown import PAGES, fill
 from lib.plan import PLANS, key
 from lib.study import best
-from lib.tables import PAGES, fill
 
 pytestmark = pytest.mark.once
 

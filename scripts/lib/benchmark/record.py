@@ -14,8 +14,8 @@ from pathlib import Path
 import pandas as pd
 
 from lib import files
+from lib.markdown import markdown_table
 from lib.store import provenance
-from lib.tables import markdown_table
 
 UNITS = {"x": "", "s": " s", "%": " %", "exponent": ""}
 # Share of a stored ratio by which two runs of the same code may differ: processes differ in where

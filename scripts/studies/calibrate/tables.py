@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pandas as pd
 
-from lib.tables import change, markdown_table
+from lib.markdown import change, markdown_table
 from studies.calibrate.run import PAIRS, TUNED, UNSEEN, same_cost, scores_of
 
 

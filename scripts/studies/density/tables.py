@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lib.tables import listed, spread
+from lib.markdown import listed, spread
 from studies.density.run import FLOWS, PAIRS
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from lib.tables import listed, spread
+from lib.markdown import listed, spread
 from studies.distance.run import LONG, PAIRS, best
 
 SCORES = {"agreement": 4, "TV": 4, "accuracy": 4, "NLL": 4, "ECE": 4}

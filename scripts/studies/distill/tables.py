@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from lib.tables import markdown_table, spread
+from lib.markdown import markdown_table, spread
 from studies.distill.run import PAIRS, TEACHERS, gain
 
 SCORES = ("accuracy", "RMSE", "NLL", "NLL, T", "ECE", "AUROC, total", "AUROC, epistemic")

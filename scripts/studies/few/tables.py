@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from lib.tables import change, markdown_table, spread
+from lib.markdown import change, markdown_table, spread
 from studies.few.run import GRIDS, METHODS, PAIRS, chosen
 
 PLAIN, T = "deterministic", ", T"

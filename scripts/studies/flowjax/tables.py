@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from lib.tables import markdown_table, spread
+from lib.markdown import markdown_table, spread
 from studies.density.run import PAIRS
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lib.tables import listed
+from lib.markdown import listed
 from studies.image_density.run import METHODS
 
 PUBLISHED = {

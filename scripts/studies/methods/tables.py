@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from lib.tables import markdown_table, spread
+from lib.markdown import markdown_table, spread
 from studies.methods.run import PAIRS
 
 SCORES = ("accuracy", "NLL", "NLL, T", "ECE", "AUROC", "NLL corrupted")

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from lib.tables import markdown_table
+from lib.markdown import markdown_table
 from studies.novelty.run import CIFAR, FEATURE_SCORES, INSIDE, SHARES
 
 PREDICTIONS = ["-log p_max", "entropy", "total variance", "epistemic"]

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from lib.tables import change, listed, markdown_table
+from lib.markdown import change, listed, markdown_table
 from studies.methods.tables import table
 from studies.places.run import PAIRS, PLACES, POSTERIORS
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from lib.tables import change, listed, spread
+from lib.markdown import change, listed, spread
 from studies.quality.run import BY_DRAWS, BY_LAYER, FLOWS, JOINT, PAIRS
 
 GAP = "log evidence - ELBO"

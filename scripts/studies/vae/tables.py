@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from lib.tables import listed, spread
+from lib.markdown import listed, spread
 from studies.vae.run import POSTERIORS
 
 PUBLISHED = {  # -ELBO and NLL; of mlp the bound alone

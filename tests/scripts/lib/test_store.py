@@ -5,7 +5,6 @@ import subprocess
 
 import numpy as np
 import pytest
-from scipy import stats
 
 import lib
 from lib import (
@@ -18,7 +17,6 @@ from lib import (
     scoring,
     store,
     study,
-    tables,
 )
 from lib.plan import PLANS
 from lib.run import identity
@@ -98,90 +96,6 @@ def test_nan_stays_nan(count):
     (found,) = lib.summarise(rows)
     assert math.isnan(found["nll"]["mean"])
     assert math.isfinite(found["accuracy"]["mean"])
-
-
-def test_the_text_is_a_table():
-    table = lib.summarise([row(0), row(1), row(0, method="a")])
-    lines = lib.markdown(table, ("dataset", "method")).splitlines()
-    assert lines[0] == "| dataset | method | accuracy | NLL | Brier | ECE |"
-    assert lines[1] == "|---|---|---|---|---|---|"
-    assert len(lines) == 4
-    assert all(line.count("|") == 7 for line in lines)
-    nll = table[0]["nll"]
-    assert f"{nll['mean']:.4f} ± {nll['std']:.4f}" in lines[2]
-    assert "±" not in lines[3]  # one seed has no spread
-
-
-def test_paired_differences_are_numpys():
-    rows = [row(seed, method="a") for seed in range(4)]
-    rows += [{**row(10 + seed, method="b"), "seed": seed} for seed in (1, 2, 3, 9)]
-    found = tables.paired(rows, "a", "b", "nll")
-    change = [row(10 + seed)["nll"] - row(seed)["nll"] for seed in (1, 2, 3)]
-    assert found["mean"] == pytest.approx(np.mean(change))
-    assert found["error"] == pytest.approx(np.std(change, ddof=1) / np.sqrt(3))
-    assert found["seeds"] == 3
-
-
-def test_a_pair_needs_two_seeds():
-    rows = [row(0, method="a"), row(0, method="b"), row(1, method="a")]
-    with pytest.raises(ValueError, match="'a' and 'b'"):
-        tables.paired(rows, "a", "b", "nll")
-
-
-def test_margins_of_two_methods_are_those_of_the_t_test():
-    rng = np.random.default_rng(2)
-    groups = {"a": rng.normal(0, 1, 4), "b": rng.normal(1, 1, 6)}
-    assert tables.alike(groups)
-    interval = stats.ttest_ind(groups["b"], groups["a"]).confidence_interval(0.95)
-    assert tables.margins(groups)["b"] == pytest.approx((interval.high - interval.low) / 2)
-
-
-def test_margins_of_methods_whose_spreads_differ_are_welchs():
-    rng = np.random.default_rng(0)
-    groups = {"a": rng.normal(0, 5, 3), "b": rng.normal(1, 0.1, 3), "c": rng.normal(1, 0.1, 4)}
-    assert not tables.alike(groups)
-    for name in "bc":
-        welch = stats.ttest_ind(groups[name], groups["a"], equal_var=False).confidence_interval()
-        assert tables.margins(groups)[name] == pytest.approx((welch.high - welch.low) / 2)
-    # Two that are alike by chance do not profit from that.
-    swapped = {"b": groups["b"], "c": groups["c"][:3], "a": groups["a"]}
-    found = tables.margins(swapped)["c"]
-    variances = [np.var(values, ddof=1) for values in swapped.values()]
-    pooled = np.sqrt(np.mean(variances) * 2 / 3) * stats.t.ppf(0.975, 6)
-    assert found == pytest.approx(pooled)
-    assert tables.alike({"a": [1.0, 2.0, 3.0], "b": [2.0, 3.5, 4.0]})
-    # One seed has no variance of its own, and takes that of all.
-    pooled = np.sqrt(np.mean([np.var(groups[name], ddof=1) for name in "ab"]))
-    del groups["c"]
-    found = tables.margins(groups | {"d": [2.0]})["d"]
-    assert found == pytest.approx(pooled * stats.t.ppf(0.975, 4) * np.sqrt(1 + 1 / 3))
-
-
-def test_seeds_that_all_have_one_score_are_no_error():
-    assert tables.margins({"a": [1.0, 1.0], "b": [2.0, 2.0]}) == {"a": 0.0, "b": 0.0}
-    found = tables.margins({"a": [1.0, 1.0], "b": [2.0, 3.0]})
-    assert np.isfinite(list(found.values())).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("spread", [2, 10])
-def test_margins_cover_the_truth_as_often_as_they_say(spread):
-    rng = np.random.default_rng(1)
-    covered = []
-    for _ in range(1000):
-        sizes = {"a": 3, "b": 3, "c": 2, **({"d": 1} if spread == 2 else {})}
-        groups = {name: rng.normal(0, 2, size) for name, size in sizes.items()}
-        groups["a"] *= spread / 2
-        margins = tables.margins(groups)
-        change = {name: abs(groups[name].mean() - groups["a"].mean()) for name in sizes}
-        covered += [change[name] < margins[name] for name in sizes if name != "a"]
-    # Spreads that differ are not always noticed; a pooled variance alone would cover 89 %.
-    assert (0.935 if spread == 2 else 0.9) < np.mean(covered) < 0.965
-
-
-def test_margins_need_two_seeds_of_some_method():
-    with pytest.raises(ValueError, match="two seeds"):
-        tables.margins({"a": [1.0], "b": [2.0]})
 
 
 def test_results_are_written_whole(tmp_path):

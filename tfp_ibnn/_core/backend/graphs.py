@@ -5,6 +5,7 @@ import hashlib
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,13 +20,13 @@ _SIGNATURE = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 
 
 class FrozenGraph(NamedTuple):
-    """A function as a graph without variables."""
+    """A function as a graph without variables, or why there is none."""
 
-    definition: Any  # a tf.compat.v1.GraphDef
     specs: Mapping[str, tuple]  # (shape, dtype) of the inputs by name
-    outputs: Mapping[str, str]  # tensors in the graph by the names of the outputs
-    operations: frozenset[str]  # the types of what is computed from inputs
-    stateful: frozenset[str]  # the types of what draws random numbers or assigns in each run
+    definition: Any = None  # a tf.compat.v1.GraphDef
+    outputs: Mapping[str, str] = MappingProxyType({})  # tensors in the graph, by the outputs' names
+    operations: frozenset[str] = frozenset()  # the types of what is computed from inputs
+    stateful: frozenset[str] = frozenset()  # of what draws random numbers or assigns in each run
     loops: frozenset[str] = frozenset()  # the types of what loops of unknown length start with
     size: int = 0  # of all constants, in bytes
 
@@ -42,126 +43,185 @@ def freeze_graph(function: Function, specs: Mapping[str, Any], largest: int) -> 
         The graph of what is left. Its definition is None if it assigns, has loops of unknown
         length, or is too large.
     """
-    tensors = {name: tf.TensorSpec(*spec, name) for name, spec in specs.items()}
-    traced = tf.function(function, autograph=False).get_concrete_function(**tensors)
-    assigned = {op.type for op in traced.graph.get_operations() if op.type.startswith("Assign")}
+    traced = _traced(function, specs)
+    assigned = _assignments(traced.graph)
     if assigned:
-        return FrozenGraph(None, specs, {}, frozenset(), frozenset(assigned))
-    size = sum(_bytes(variable) for variable in traced.graph.variables)
+        return FrozenGraph(specs, stateful=assigned)
+    size = _size_of_variables(traced.graph)
     if size > largest:
-        return FrozenGraph(None, specs, {}, frozenset(), frozenset(), size=size)
+        return FrozenGraph(specs, size=size)
+    parts = _split(traced)
+    handles = _handles(parts.fixed.values())
+    if handles:
+        return FrozenGraph(specs, loops=handles)
+    constants = _computed(parts.graph, parts.fixed, largest)
+    if constants.size > largest:
+        return FrozenGraph(specs, size=constants.size)
+    return _joined(specs, parts, constants)
+
+
+def _traced(function: Function, specs: Mapping[str, Any]) -> Any:
+    """Return the concrete function of inputs by name."""
+    tensors = {name: tf.TensorSpec(*spec, name) for name, spec in specs.items()}
+    return tf.function(function, autograph=False).get_concrete_function(**tensors)
+
+
+def _assignments(graph: Any) -> frozenset[str]:
+    """Return the types of the operations that change variables."""
+    types = {op.type for op in graph.get_operations()}
+    return frozenset(name for name in types if name.startswith("Assign"))
+
+
+def _size_of_variables(graph: Any) -> int:
+    """Return the size of all variables that a graph reads, in bytes."""
+    size = 0
+    for variable in graph.variables:
+        size += variable.shape.num_elements() * variable.dtype.size
+    return size
+
+
+class _Parts(NamedTuple):
+    """A graph without variables, cut where what depends on no input is used."""
+
+    graph: Any
+    outputs: dict[str, Any]  # tensors by the names of the function's outputs
+    needed: set[Any]  # the operations that inputs or outputs depend on
+    kept: list[Any]  # those of them that depend on inputs, in order
+    fixed: dict[str, Any]  # the tensors that these or the outputs take from all others, by name
+
+
+def _split(traced: Any) -> _Parts:
+    """Return the parts of a concrete function: what depends on its inputs, and what does not."""
+    function = convert_variables_to_constants_v2(traced, lower_control_flow=False)
     names = sorted(traced.structured_outputs)
-    constant = convert_variables_to_constants_v2(traced, lower_control_flow=False)
-    return _Folding(constant, specs, names).graph(largest)
+    outputs = dict(zip(names, function.outputs, strict=True))
+    ends = [*function.inputs, *function.outputs]
+    needed = _producers(tensor.op for tensor in ends)
+    dependent = _consumers(tensor.op for tensor in function.inputs)
+    wanted = needed & dependent
+    operations = function.graph.get_operations()
+    kept = [op for op in operations if op in wanted]
+    fixed = _taken(kept, outputs.values(), dependent)
+    return _Parts(function.graph, outputs, needed, kept, fixed)
 
 
-def _bytes(tensor: Any) -> int:
-    """Return the size of a tensor or variable of known shape."""
-    return tensor.shape.num_elements() * tensor.dtype.size
-
-
-class _Folding:
-    """What of a function depends on its inputs, and what does not.
+def _taken(kept: Iterable[Any], outputs: Iterable[Any], dependent: set[Any]) -> dict[str, Any]:
+    """Return what kept operations and outputs take of tensors that depend on no input, by name.
 
     Args:
-        function: a concrete function without variables.
-        specs: of its inputs by name.
-        names: of its outputs, in order.
+        kept: operations.
+        outputs: tensors.
+        dependent: the operations that depend on inputs.
     """
+    fixed = {}
+    taken = [tensor for op in kept for tensor in op.inputs]
+    for tensor in (*taken, *outputs):
+        if tensor.op not in dependent:
+            fixed[tensor.name] = tensor
+    return fixed
 
-    def __init__(self, function: Any, specs: Mapping[str, Any], names: Sequence[str]) -> None:
-        self._graph = function.graph
-        self._specs = specs
-        self._outputs = dict(zip(names, function.outputs, strict=True))
-        self._dependent = _consumers(tensor.op for tensor in function.inputs)
-        needed = _producers(x.op for x in (*function.inputs, *function.outputs))
-        self._kept = [
-            op for op in self._graph.get_operations() if op in needed and op in self._dependent
-        ]
-        self._needed = needed
-        self._nodes: dict[tuple, Any] = {}
-        self._constants: dict[str, str] = {}
 
-    def graph(self, largest: int) -> FrozenGraph:
-        """Return the graph with constants in place of what does not depend on inputs."""
-        fixed = self._fixed()
-        # Lists of tensors, and other handles, have no value that a constant could hold.
-        handles = {x.op.type for x in fixed.values() if x.dtype in (tf.variant, tf.resource)}
-        if handles:
-            return FrozenGraph(None, self._specs, {}, frozenset(), frozenset(), frozenset(handles))
-        size = self._make_constants(fixed, largest)
-        if size > largest:
-            return FrozenGraph(None, self._specs, {}, frozenset(), frozenset(), size=size)
-        source = self._graph.as_graph_def()
-        functions = _called(source.library, [op.node_def for op in self._kept])
-        definition = tf.compat.v1.GraphDef(versions=source.versions)
-        definition.library.function.extend(functions)
-        definition.node.extend(self._nodes.values())
-        for op in self._kept:
-            node = definition.node.add()
-            node.CopyFrom(op.node_def)
-            node.device = ""
-            del node.input[:]
-            node.input.extend(self._name(tensor) for tensor in op.inputs)
-        outputs = {}
-        for number, (name, tensor) in enumerate(self._outputs.items()):
-            node = definition.node.add(name=f"tfp_ibnn_output_{number}", op="Identity")
-            node.input.append(self._name(tensor))
-            node.attr["T"].type = tensor.dtype.as_datatype_enum
-            outputs[name] = f"{node.name}:0"
-        operations = {op.type for op in self._kept}
-        operations |= {node.op for function in functions for node in function.node_def}
-        stateful = {name for name in operations if "Random" in name}
-        stateful |= {op.type for op in self._needed if _is_random(op)}
-        return FrozenGraph(
-            definition,
-            self._specs,
-            outputs,
-            frozenset(operations),
-            frozenset(stateful),
-            size=size,
-        )
+def _handles(tensors: Iterable[Any]) -> frozenset[str]:
+    """Return the types of what makes lists of tensors and the like, which no constant can hold."""
+    return frozenset(x.op.type for x in tensors if x.dtype in (tf.variant, tf.resource))
 
-    def _fixed(self) -> dict[str, Any]:
-        """Return the tensors by name that are taken from operations that are not kept."""
-        tensors = {}
-        taken = [tensor for op in self._kept for tensor in op.inputs]
-        for tensor in (*taken, *self._outputs.values()):
-            if tensor.op not in self._dependent:
-                tensors[tensor.name] = tensor
-        return tensors
 
-    def _make_constants(self, tensors: dict[str, Any], largest: int) -> int:
-        """Compute tensors, equal values once, and return their size in bytes.
+class _Constants(NamedTuple):
+    """Computed values as nodes of a graph."""
 
-        Args:
-            tensors: by name.
-            largest: size at which to stop.
-        """
-        size = 0
-        with tf.compat.v1.Session(graph=self._graph) as session:
-            values = session.run(tensors)
-        for name, value in values.items():
-            value = np.asarray(value)
-            digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).digest()
-            content = (tensors[name].dtype, value.shape, digest)
-            if content not in self._nodes:
-                size += value.nbytes
-                if size > largest:
-                    return size
-                node = tf.compat.v1.NodeDef(
-                    name=f"tfp_ibnn_constant_{len(self._nodes)}", op="Const"
-                )
-                node.attr["dtype"].type = tensors[name].dtype.as_datatype_enum
-                proto = tf.make_tensor_proto(value, tensors[name].dtype)
-                node.attr["value"].tensor.CopyFrom(proto)
-                self._nodes[content] = node
-            self._constants[name] = self._nodes[content].name
-        return size
+    nodes: list[Any]  # one for each value that differs from the others
+    names: dict[str, str]  # of these nodes, by the names of the tensors
+    size: int  # in bytes; if it is over the limit, values are missing
 
-    def _name(self, tensor: Any) -> str:
-        """Return what an operation that takes a tensor has in its list of inputs."""
-        return self._constants.get(tensor.name, tensor.name)
+
+def _computed(graph: Any, tensors: Mapping[str, Any], largest: int) -> _Constants:
+    """Compute tensors, and return equal values once.
+
+    Args:
+        graph: of the tensors.
+        tensors: by name.
+        largest: size at which to stop.
+    """
+    with tf.compat.v1.Session(graph=graph) as session:
+        values = session.run(dict(tensors))
+    nodes: dict[tuple, Any] = {}
+    names: dict[str, str] = {}
+    size = 0
+    for name, result in values.items():
+        value = np.asarray(result)
+        content = _content(value, tensors[name].dtype)
+        if content not in nodes:
+            size += value.nbytes
+            if size > largest:
+                break
+            nodes[content] = _constant_node(len(nodes), value, tensors[name].dtype)
+        names[name] = nodes[content].name
+    return _Constants(list(nodes.values()), names, size)
+
+
+def _content(value: np.ndarray, dtype: Any) -> tuple[Any, ...]:
+    """Return what is the same for equal values only."""
+    digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).digest()
+    return dtype, value.shape, digest
+
+
+def _constant_node(number: int, value: np.ndarray, dtype: Any) -> Any:
+    """Return the node of a constant, whose name has a number."""
+    node = tf.compat.v1.NodeDef(name=f"tfp_ibnn_constant_{number}", op="Const")
+    node.attr["dtype"].type = dtype.as_datatype_enum
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value, dtype))
+    return node
+
+
+def _joined(specs: Mapping[str, Any], parts: _Parts, constants: _Constants) -> FrozenGraph:
+    """Return the graph with constants in place of what does not depend on inputs."""
+    source = parts.graph.as_graph_def()
+    functions = _called(source.library, [op.node_def for op in parts.kept])
+    definition = tf.compat.v1.GraphDef(versions=source.versions)
+    definition.library.function.extend(functions)
+    definition.node.extend(constants.nodes)
+    for op in parts.kept:
+        _add_operation(definition, op, constants.names)
+    operations = {op.type for op in parts.kept}
+    operations |= {node.op for function in functions for node in function.node_def}
+    return FrozenGraph(
+        specs,
+        definition,
+        outputs=_add_outputs(definition, parts.outputs, constants.names),
+        operations=frozenset(operations),
+        stateful=_random_types(operations, parts.needed),
+        size=constants.size,
+    )
+
+
+def _add_operation(definition: Any, op: Any, constants: Mapping[str, str]) -> None:
+    """Add an operation to a graph; what it takes may be a constant, by the tensor's name."""
+    node = definition.node.add()
+    node.CopyFrom(op.node_def)
+    node.device = ""
+    del node.input[:]
+    names = [tensor.name for tensor in op.inputs]
+    node.input.extend(constants.get(name, name) for name in names)
+
+
+def _add_outputs(
+    definition: Any, tensors: Mapping[str, Any], constants: Mapping[str, str]
+) -> dict[str, str]:
+    """Add an operation for each output to a graph, and return the names of their tensors."""
+    outputs = {}
+    for number, (name, tensor) in enumerate(tensors.items()):
+        node = definition.node.add(name=f"tfp_ibnn_output_{number}", op="Identity")
+        node.input.append(constants.get(tensor.name, tensor.name))
+        node.attr["T"].type = tensor.dtype.as_datatype_enum
+        outputs[name] = f"{node.name}:0"
+    return outputs
+
+
+def _random_types(operations: Iterable[str], needed: Iterable[Any]) -> frozenset[str]:
+    """Return the types of what draws random numbers in each run, or drew those of a constant."""
+    in_each_run = {name for name in operations if "Random" in name}
+    once = {op.type for op in needed if "Random" in op.type and op.op_def.is_stateful}
+    return frozenset(in_each_run | once)
 
 
 def _consumers(operations: Iterable[Any]) -> set[Any]:
@@ -201,10 +261,6 @@ def _called(library: Any, nodes: Iterable[Any]) -> list[Any]:
                     called[name] = known[name]
                     waiting.extend(known[name].node_def)
     return list(called.values())
-
-
-def _is_random(op: Any) -> bool:
-    return "Random" in op.type and op.op_def.is_stateful
 
 
 def litert_of(

@@ -229,8 +229,10 @@ class OwnArguments(keras.Model):
     ],
 )
 def test_what_cannot_be_carried_is_named_with_a_remedy(model, names):
-    with pytest.warns(UserWarning, match=rf"{names}.*subclass of ibnn.StochasticModel"):
+    with pytest.warns(UserWarning, match=rf"{names}.*subclass of ibnn.StochasticModel") as caught:
         copy = ibnn.to_stochastic(model(), ibnn.NormalAffine(), train_size=N)
+    files = [warning.filename for warning in caught if "subclass of" in str(warning.message)]
+    assert files == [__file__]
 
     class Mine(ibnn.StochasticModel):  # what the warning says
         def test_step(self, *args):

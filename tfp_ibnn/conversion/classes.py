@@ -22,39 +22,45 @@ def stochastic_model(copied: Copied, train_samples: int) -> StochasticModel | St
     Returns:
         A model of the copy's graph or, where the original has a `call` of its own, around the copy.
     """
-    users_class = type(copied.model)
-    methods = own_methods(users_class)
+    methods = own_methods(type(copied.model))
     options = {"train_samples": train_samples, "name": copied.model.name}
+    if methods:
+        return _with_methods(copied, methods, options)
     if copied.is_rebuilt:
-        parts = "copy.inputs, copy.outputs"
-        stochastic = _of_graph(copied, methods, options)
-    else:
-        parts = "copy.model"
-        stochastic = class_around(copied.copy)(copied.copy, **options)
-    if methods and stochastic.carried is None:
-        warnings.warn(
-            "The copy trains and evaluates as Keras's models do, without what "
-            f"{users_class.__name__} defines: {', '.join(methods)}. Define them in a subclass of "
-            f"ibnn.{type(stochastic).__name__}, and make one: Subclass({parts}).",
-            stacklevel=3,
-        )
-    return stochastic
+        return StochasticModel(copied.copy.input, copied.copy.output, **options)
+    return class_around(copied.copy)(copied.copy, **options)
 
 
-def _of_graph(copied: Copied, methods: list[str], options: dict[str, Any]) -> StochasticModel:
-    """Return the stochastic model of a copy's graph, with the methods of the user's if it can.
+def _with_methods(
+    copied: Copied, methods: list[str], options: dict[str, Any]
+) -> StochasticModel | StochasticSubclass:
+    """Return the stochastic model for a copy, with methods of the user's class, or warn.
 
     Args:
         copied: the original and the copy.
         methods: what the original's class defines to train and evaluate.
         options: `train_samples` and `name`.
     """
-    if methods and keras_internals.is_functional(copied.model):
-        kind = carrying(StochasticModel, type(copied.model), is_around=False)
-        stochastic = _model_like(copied.model, kind, copied.copy, options)
-        if stochastic is not None:
-            return stochastic
-    return StochasticModel(copied.copy.input, copied.copy.output, **options)
+    users_class = type(copied.model)
+    if copied.is_rebuilt:
+        parts = "copy.inputs, copy.outputs"
+        stochastic = None
+        if keras_internals.is_functional(copied.model):
+            kind = carrying(StochasticModel, users_class, is_around=False)
+            stochastic = _model_like(copied.model, kind, copied.copy, options)
+        if stochastic is None:
+            stochastic = StochasticModel(copied.copy.input, copied.copy.output, **options)
+    else:
+        parts = "copy.model"
+        stochastic = class_around(copied.copy)(copied.copy, **options)
+    if stochastic.carried is None:
+        warnings.warn(
+            "The copy trains and evaluates as Keras's models do, without what "
+            f"{users_class.__name__} defines: {', '.join(methods)}. Define them in a subclass of "
+            f"ibnn.{type(stochastic).__name__}, and make one: Subclass({parts}).",
+            stacklevel=4,
+        )
+    return stochastic
 
 
 def deterministic_model(model: keras.Model, folded: keras.Model) -> keras.Model:

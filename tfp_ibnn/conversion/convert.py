@@ -10,7 +10,8 @@ from tfp_ibnn._core import checks
 from tfp_ibnn._core.protocols import PosteriorTemplate, WeightPosterior
 from tfp_ibnn.conversion.choice import checked_templates, choose
 from tfp_ibnn.conversion.classes import deterministic_model, stochastic_model
-from tfp_ibnn.conversion.copying import folded_copy_of, plain_copy_of
+from tfp_ibnn.conversion.copying import check_built, folded_copy_of, rebuild
+from tfp_ibnn.conversion.transfer import carry_over
 from tfp_ibnn.conversion.wrappers import PredictionWrapper
 from tfp_ibnn.layers import StochasticLayer, stochastic_layers
 from tfp_ibnn.layers.base import check_train_size
@@ -74,9 +75,14 @@ def to_stochastic(
     checks.positive_integer("train_samples", train_samples)
     checks.one_of("noise", noise, NOISES)
     checks.one_of("kl_reduction", kl_reduction, REDUCTIONS)
-    copied = plain_copy_of(model)
+    check_built(model)
+    if stochastic_layers(model):
+        raise ValueError(f"{model.name!r} is already stochastic; `to_deterministic` undoes that.")
+    copied = rebuild(model)
+    carry_over(copied)
+    templates = checked_templates(posterior)
     # Patterns are matched with the names of the original: layers of the copy may have others.
-    choice = choose(copied.old.values(), checked_templates(posterior))
+    choice = choose(copied.old.values(), templates)
     options = {"noise": noise, "kl_reduction": kl_reduction}
     wrapped = _wrap(copied.new, choice.templates, train_size, seed, options)
     replace(copied.copy, copied.new, wrapped)
@@ -88,7 +94,7 @@ def to_stochastic(
 
 
 def _wrap(
-    inside: Mapping[Steps, Place],
+    places: Mapping[Steps, Place],
     templates: Mapping[Steps, PosteriorTemplate],
     train_size: int,
     seed: int | None,
@@ -97,7 +103,7 @@ def _wrap(
     """Return built stochastic layers around the chosen layers of a copy, by their places.
 
     Args:
-        inside: the plain layers of the copy, by their places.
+        places: where the plain layers of the copy are.
         templates: of the chosen layers, by their places.
         train_size: number of training examples.
         seed: of the noise of the first layer, from which the others count on; None takes the
@@ -111,11 +117,12 @@ def _wrap(
     for number, (steps, template) in enumerate(templates.items()):
         first_seed = template.seed if seed is None else seed
         layer_seed = None if first_seed is None else first_seed + number
-        place = inside[steps]
-        plain = place.layer
-        wrap = at_depth[id(template)].wrap
+        place = places[steps]
+        name = place.layer.name
         with place.name_scope():
-            layer = wrap(plain, train_size, name=plain.name, seed=layer_seed, **options)
+            layer = at_depth[id(template)].wrap(
+                place.layer, train_size, name=name, seed=layer_seed, **options
+            )
             layer.build(place.shape)
         wrapped[steps] = layer
     return wrapped

@@ -2,7 +2,6 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -15,11 +14,8 @@ from tfp_ibnn.layers import StochasticLayer, inside, stochastic_layers
 from tfp_ibnn.layers.base import CONVERTIBLE
 from tfp_ibnn.layers.model import StochasticModel
 
-Convert = Callable[[keras.layers.Layer], keras.layers.Layer]
-"""What makes a new layer of an old one."""
 
-
-def _check_built(model: Any) -> None:
+def check_built(model: Any) -> None:
     """Raise if something is not a built Keras model."""
     if not isinstance(model, keras.Model):
         raise ValueError(f"`model` must be a Keras model; got {model!r}.")
@@ -30,22 +26,33 @@ def _check_built(model: Any) -> None:
         )
 
 
-def plain_copy_of(model: keras.Model) -> Copied:
-    """Return a copy of a model without stochastic layers, and where the layers of both are.
+def rebuild(model: keras.Model, fold: bool = False) -> Copied:
+    """Return a built copy of a model, of new layers that do not have its weights yet.
+
+    The copy of a graph is made layer by layer, and is a graph of plain `keras.Model`. A model with
+    a `call` of its own is made again by its config.
 
     Args:
         model: a built model.
+        fold: whether stochastic layers that a graph calls become plain ones at their means.
+
+    Returns:
+        Both models, and the layers inside of them.
 
     Raises:
-        ValueError: If it is not a built model, has stochastic layers, or a layer of it cannot be
-            made from its config.
+        ValueError: If a layer cannot be made from its config.
     """
-    _check_built(model)
-    if stochastic_layers(model):
-        raise ValueError(f"{model.name!r} is already stochastic; `to_deterministic` undoes that.")
-    copied = _rebuilt(model, _copy_layer)
-    transfer.carry_over(copied)
-    return copied
+    graph = _opened(model)
+    if graph is not None:
+        copy = _Rebuilder(fold).model(graph, model.name)
+    else:
+        copy = _copy_layer(model)
+        config = model.get_build_config()
+        if config and not copy.built:
+            copy.build_from_config(config)
+            copy.built = True  # as where Keras loads a model: it builds only the layers inside
+    is_rebuilt = graph is not None
+    return Copied(model, copy, is_rebuilt, old=inside.places(model), new=inside.places(copy))
 
 
 def copy_of(model: keras.Model) -> keras.Model:
@@ -60,10 +67,11 @@ def copy_of(model: keras.Model) -> keras.Model:
     Raises:
         ValueError: If it is not a built model, or a layer of it cannot be made from its config.
     """
-    _check_built(model)
-    copied = _rebuilt(model, _copy_layer)
+    check_built(model)
+    copied = rebuild(model)
     inside.restore(copied.copy, inside.configs(model))
-    transfer.carry_over(copied)
+    restored = copied._replace(new=inside.places(copied.copy))
+    transfer.carry_over(restored)
     return copied.copy
 
 
@@ -83,7 +91,7 @@ def folded_copy_of(model: keras.Model) -> keras.Model:
         ValueError: If the constructor of a layer makes a stochastic one inside, so that the copy
             could not be loaded from a file.
     """
-    copied = _rebuilt(model, _fold_layer)
+    copied = rebuild(model, fold=True)
     swaps = transfer.carry_over_folded(copied)
     places = copied.new
     inside.replace(copied.copy, places, swaps)
@@ -115,27 +123,6 @@ def _copy_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
         raise transfer.cannot_copy(layer, error) from error
 
 
-def _fold_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
-    """Return a new layer; of a stochastic one, a plain layer at the means."""
-    if isinstance(layer, StochasticLayer):
-        return layer.fold()
-    return _copy_layer(layer)
-
-
-def _rebuilt(model: keras.Model, convert: Convert) -> Copied:
-    """Return a built model of new layers with the original."""
-    graph = _opened(model)
-    if graph is not None:
-        copy = _Rebuilder(convert).model(graph, model.name)
-        return Copied(model, copy, is_rebuilt=True)
-    copy = _copy_layer(model)
-    config = model.get_build_config()
-    if config and not copy.built:
-        copy.build_from_config(config)
-        copy.built = True  # as where Keras loads a model: it builds only the layers inside
-    return Copied(model, copy, is_rebuilt=False)
-
-
 def _opened(model: Any) -> keras.Model | None:
     """Return the graph of a model to copy layer by layer; None if its own config makes the copy."""
     graph = functional_graph(model)
@@ -159,8 +146,8 @@ class _Rebuilder:
     What is shared, even among nested models, stays shared.
     """
 
-    def __init__(self, convert: Convert) -> None:
-        self._convert = convert
+    def __init__(self, fold: bool) -> None:
+        self._fold = fold
         self._copies: dict[int, Any] = {}
 
     def model(self, graph: keras.Model, name: str) -> keras.Model:
@@ -180,17 +167,19 @@ class _Rebuilder:
 
     def _copy(self, layer: Any) -> Any:
         """Return the copy of a layer or operation, a new one the first time."""
-        if id(layer) not in self._copies:
-            self._copies[id(layer)] = self._fresh(layer)
-        return self._copies[id(layer)]
-
-    def _fresh(self, layer: Any) -> Any:
-        if not isinstance(layer, keras.layers.Layer):  # an operation such as x + y
-            return type(layer).from_config(layer.get_config())
+        if id(layer) in self._copies:
+            return self._copies[id(layer)]
         graph = _opened(layer)
         if graph is not None:
-            return self.model(graph, layer.name)
-        return self._convert(layer)
+            copy = self.model(graph, layer.name)
+        elif not isinstance(layer, keras.layers.Layer):  # an operation such as x + y
+            copy = type(layer).from_config(layer.get_config())
+        elif self._fold and isinstance(layer, StochasticLayer):
+            copy = layer.fold()
+        else:
+            copy = _copy_layer(layer)
+        self._copies[id(layer)] = copy
+        return copy
 
 
 def _fresh_input(tensor: Any) -> Any:

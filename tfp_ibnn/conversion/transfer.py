@@ -1,9 +1,8 @@
 """What a copy of a model gets from the original: weights, settings, vocabularies."""
 
 import contextlib
-import functools
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
@@ -20,29 +19,20 @@ _NO_OPTIONS = ("name", "trainable", "shared_object_id", "vocabulary", "vocabular
 """What differs in the config of a copy: its name, what it has adapted to, and Keras's numbers."""
 
 
-class Copied:
-    """A model and a copy of its structure, and the layers inside of both.
+class Copied(NamedTuple):
+    """A model and a copy of its structure, and the layers inside of both."""
 
-    Args:
-        model: the original.
-        copy: a model of new layers.
-        is_rebuilt: whether the copy was made layer by layer, and not by the model's own config.
-    """
+    model: keras.Model
+    copy: keras.Model
 
-    def __init__(self, model: keras.Model, copy: keras.Model, is_rebuilt: bool) -> None:
-        self.model = model
-        self.copy = copy
-        self.is_rebuilt = is_rebuilt
+    is_rebuilt: bool
+    """Whether the copy was made layer by layer, and not by the model's own config."""
 
-    @functools.cached_property
-    def old(self) -> Places:
-        """The layers inside of the original, by their places."""
-        return inside.places(self.model)
+    old: Places
+    """The layers inside of the original, by their places."""
 
-    @functools.cached_property
-    def new(self) -> Places:
-        """The layers inside of the copy, by their places."""
-        return inside.places(self.copy)
+    new: Places
+    """The layers inside of the copy, by their places."""
 
     def pairs(self) -> list[tuple[Place, Place]]:
         """Return the places that both models have, after those of the models themselves."""
@@ -70,14 +60,10 @@ def carry_over(copied: Copied) -> None:
     pairs = copied.pairs()
     _fill_lookups(pairs)
     for place, other in pairs:
-        _adapt(place, other.layer)
-        is_made_by_owner = bool(place.steps) and not other.in_graph
-        if is_made_by_owner and _options(place.layer) != _options(other.layer):
-            raise cannot_copy(
-                copied.model, f"{place.layer.name!r} was made with other options in the copy"
-            )
-        _check_built(place, other.layer, copied.model)
-        _carry_layer(place.layer, other.layer)
+        _match_lora(place, other.layer)
+        _check_options(place, other, copied.model)
+        _check_used(place, other.layer, copied.model)
+        _copy_weights_and_settings(place.layer, other.layer)
 
 
 def carry_over_folded(copied: Copied) -> dict[Steps, keras.layers.Layer]:
@@ -97,7 +83,7 @@ def carry_over_folded(copied: Copied) -> dict[Steps, keras.layers.Layer]:
     _fill_lookups(pairs)
     swaps: dict[Steps, keras.layers.Layer] = {}
     for place, other in pairs:
-        _adapt(place, other.layer)
+        _match_lora(place, other.layer)
         layer = place.layer
         if isinstance(layer, StochasticLayer):
             if copied.is_rebuilt and place.in_graph:  # it is folded already
@@ -109,8 +95,8 @@ def carry_over_folded(copied: Copied) -> dict[Steps, keras.layers.Layer]:
                 continue
             if type(layer) is not type(other.layer):
                 raise cannot_fold(place)
-        _check_built(place, other.layer, copied.model)
-        _carry_layer(layer, other.layer)
+        _check_used(place, other.layer, copied.model)
+        _copy_weights_and_settings(layer, other.layer)
     return swaps
 
 
@@ -121,7 +107,7 @@ def _fill_lookups(pairs: list[tuple[Place, Place]]) -> None:
             keras_internals.copy_vocabulary(place.layer, other.layer)
 
 
-def _adapt(place: Place, copy: keras.layers.Layer) -> None:
+def _match_lora(place: Place, copy: keras.layers.Layer) -> None:
     """Give a copy LoRA where the layer has it; raise if it has lost its quantization."""
     folding.adapt(copy, place.layer)
     if is_quantized(place.layer) and not is_quantized(copy):
@@ -131,7 +117,35 @@ def _adapt(place: Place, copy: keras.layers.Layer) -> None:
         )
 
 
-def _check_built(place: Place, copy: keras.layers.Layer, model: keras.Model) -> None:
+def _check_options(place: Place, other: Place, model: keras.Model) -> None:
+    """Raise if the layer around a layer has made its copy with other options.
+
+    Args:
+        place: where the layer is.
+        other: where its copy is.
+        model: the original model.
+    """
+    is_made_by_owner = bool(place.steps) and not other.in_graph
+    if is_made_by_owner and _options(place.layer) != _options(other.layer):
+        raise cannot_copy(model, f"{place.layer.name!r} was made with other options in the copy")
+
+
+def _options(layer: keras.layers.Layer) -> str | None:
+    """Return the options of a layer; None if there are none, or are layers inside."""
+    with contextlib.suppress(NotImplementedError):
+        if not keras_internals.nested_layers(layer, include_self=False):
+            return str(_without_names(layer.get_config()))
+    return None
+
+
+def _without_names(config: Any) -> Any:
+    """Return a config, or a part of one, without what differs in a copy."""
+    if isinstance(config, dict):
+        return {k: _without_names(v) for k, v in config.items() if k not in _NO_OPTIONS}
+    return config
+
+
+def _check_used(place: Place, copy: keras.layers.Layer, model: keras.Model) -> None:
     """Raise if a copy has weights that the original does not have yet."""
     layer = place.layer
     if isinstance(layer, inside.LEAVES) and copy.built and not layer.built:
@@ -142,12 +156,12 @@ def _check_built(place: Place, copy: keras.layers.Layer, model: keras.Model) -> 
         )
 
 
-def _carry_layer(layer: keras.layers.Layer, copy: keras.layers.Layer) -> None:
+def _copy_weights_and_settings(layer: keras.layers.Layer, copy: keras.layers.Layer) -> None:
     """Give a copy the weights of a layer and, if it is of the same class, its settings."""
     is_same_class = type(layer) is type(copy)
     if is_same_class:
         copy.trainable = layer.trainable
-        _carry_settings(layer, copy)
+        _copy_settings(layer, copy)
     if isinstance(layer, inside.LEAVES):
         folding.copy_weights(copy, layer)
     elif is_same_class:
@@ -158,7 +172,7 @@ def _carry_layer(layer: keras.layers.Layer, copy: keras.layers.Layer) -> None:
         copy.load_own_variables(arrays)
 
 
-def _carry_settings(layer: keras.layers.Layer, copy: keras.layers.Layer) -> None:
+def _copy_settings(layer: keras.layers.Layer, copy: keras.layers.Layer) -> None:
     """Give a copy what was set after the constructor; raise on what its constructor did not get."""
     values = settings(copy)
     parameters = arguments(layer)
@@ -175,21 +189,6 @@ def _carry_settings(layer: keras.layers.Layer, copy: keras.layers.Layer) -> None
                 layer, f"`{name}` of {layer.name!r} is {value!r}, and {other!r} in the copy"
             )
         setattr(copy, name, value)
-
-
-def _options(layer: keras.layers.Layer) -> str | None:
-    """Return the options of a layer; None if there are none, or are layers inside."""
-    with contextlib.suppress(NotImplementedError):
-        if not keras_internals.nested_layers(layer, include_self=False):
-            return str(_without_names(layer.get_config()))
-    return None
-
-
-def _without_names(config: Any) -> Any:
-    """Return a config, or a part of one, without what differs in a copy."""
-    if isinstance(config, dict):
-        return {k: _without_names(v) for k, v in config.items() if k not in _NO_OPTIONS}
-    return config
 
 
 def owner_of(place: Place) -> keras.layers.Layer:

@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from lib.tables import markdown_table, spread
+from lib.markdown import markdown_table, spread
 from studies.quantized.run import FILES, ONE, PAIRS
 
 SCORES = {"accuracy": "accuracy", "NLL": "nll", "ECE": "ece", "AUROC": "auroc"}

@@ -13,7 +13,7 @@ from keras import layers
 
 import tfp_ibnn as ibnn
 from lib import files, provenance
-from lib.tables import markdown_table
+from lib.markdown import markdown_table
 from studies.score_time import RESULTS
 
 INPUTS, CLASSES, DRAWS = 8, 3, 32

@@ -101,7 +101,8 @@ def score(options, beam_options):
         workers=options.workers if options.runner is None else None,
     )
     counts = job.run()
-    print(f"{counts.rows:,} rows scored, {counts.bad:,} bad, in {options.output}")
+    rows = "row" if counts.rows == 1 else "rows"
+    print(f"{counts.rows:,} {rows} scored, {counts.bad:,} bad, in {options.output}")
     if counts.bad:
         print(f"The bad rows are in {os.path.join(options.output, '_bad')}, with the reasons.")
     return 0

@@ -30,7 +30,7 @@ def check_columns(
         path: of the file, for messages.
 
     Raises:
-        ValueError: If a column is missing.
+        ValueError: If a column is missing, or they are not as many as the input's numbers.
     """
     if chosen is not None:
         if len(specs) > 1:
@@ -38,7 +38,14 @@ def check_columns(
                 f"The model has the inputs {', '.join(specs)}: name a column after each of them, "
                 "and leave out --columns."
             )
-        wanted = {next(iter(specs)): chosen}
+        ((name, spec),) = specs.items()
+        sizes = spec["shape"][1:]
+        if None not in sizes and len(chosen) not in (1, math.prod(sizes)):
+            raise ValueError(
+                f"The model's input {name!r} holds {math.prod(sizes)} numbers, and --columns names "
+                f"{len(chosen)}: name one column for each, or one of lists."
+            )
+        wanted = {name: chosen}
     else:
         wanted = {name: [name] for name in specs}
     missing = [x for names in wanted.values() for x in names if x not in columns]

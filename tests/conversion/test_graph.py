@@ -8,6 +8,7 @@ from keras import layers, ops
 import tfp_ibnn as ibnn
 from tests.monte_carlo_tools import JAX, data, dense, numpy, set_weights, statistics
 from tfp_ibnn import noise
+from tfp_ibnn.conversion.graph import extended
 
 pytestmark = pytest.mark.once
 
@@ -427,3 +428,22 @@ def test_images_of_unknown_size():
     one = mc.predict(np.ones((2, 4, 4, 2), "float32"), verbose=0)["mean"]
     two = mc.predict(np.ones((2, 6, 3, 2), "float32"), verbose=0)["mean"]
     np.testing.assert_allclose(one, two, rtol=1e-5)
+
+
+def test_what_is_added_gets_names_of_its_own():
+    """Automatic names begin anew in each process, so those of a file's graph may come again."""
+    inputs = keras.Input((3,))
+    hidden = layers.Dense(4, name="dense")(inputs)
+    graph = keras.Model({"x": inputs}, layers.Dense(2, name="twice")(hidden))
+    head = layers.Dense(2, name="dense")
+    added = layers.Add(name="twice")([graph.output, head(hidden)])
+    found = extended(graph, layers.Softmax(name="twice")(added), "more")
+    assert found.name == "more"
+    assert [x.name for x in found.layers[1:]] == [
+        *("dense", "twice", "dense_added_1"),
+        *("twice_added_2", "twice_added_1"),
+    ]
+    x = np.random.default_rng(0).normal(size=(5, 3)).astype("float32")
+    inner = ops.matmul(x, graph.layers[1].kernel)
+    logits = ops.matmul(inner, graph.layers[2].kernel + head.kernel)
+    np.testing.assert_allclose(found({"x": x}), ops.softmax(logits), rtol=1e-5)

@@ -74,6 +74,17 @@ def test_student_begins_at_the_posterior_mean(end):
     assert np.abs(trained.predict(X, verbose=0)["mean"] - begun["mean"]).max() > 1e-4
 
 
+@pytest.mark.once
+def test_names_of_a_teacher_from_a_file_may_come_again():
+    inputs = keras.Input((4,))
+    hidden = layers.Dense(5, name="dense")(inputs)
+    named = keras.Model(inputs, layers.Dense(3, "softmax", name="last")(hidden))
+    stochastic = ibnn.to_stochastic(named, ibnn.NormalAffine(), train_size=60)
+    keras.utils.clear_session()  # as in a new process
+    student = distilled(ibnn.MonteCarlo(stochastic, 2, seed=0), X)
+    assert student.predict(X, verbose=0)["mean"].shape == (60, 3)
+
+
 def test_distilling_leaves_the_teacher_as_it_is():
     before = [np.copy(w) for w in teacher("softmax").get_weights()]
     distilled(teacher("softmax"), X, optimizer="sgd")

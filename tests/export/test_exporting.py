@@ -55,6 +55,14 @@ def test_facts_threshold_and_class_names(format, tmp_path):
     assert facts["inputs"] == {"inputs": {"shape": [None, 4], "dtype": "float32"}}
 
 
+def test_what_is_not_a_number_is_refused():
+    served = Served(averaged(shallow(), 2), inputs_of(shallow(), None), threshold=0.1)
+    x = data(3, 4)
+    x[1] = np.nan
+    refused = served.serve(**{next(iter(served.inputs.specs)): keras.ops.convert_to_tensor(x)})
+    assert np.asarray(refused["refuse"]).tolist() == [False, True, False]
+
+
 def facts_of(model):
     return Served(model, inputs_of(innermost(model), None)).facts()
 

@@ -277,6 +277,7 @@ def test_what_is_interrupted_goes_on(onnx, long, tmp_path):
         (["--columns", *COLUMNS, "--keep", "date"], "rows.parquet has no column date"),
         (["--columns", *COLUMNS, "--colour", "red"], "unrecognized arguments: --colour red"),
         (["--columns", *COLUMNS, "--batch", "0"], "0 is not 1 or above"),
+        (["--columns", *COLUMNS[:3]], "holds 4 numbers, and --columns names 3"),
     ],
 )
 def test_wrong_options_are_answered_and_nothing_is_written(

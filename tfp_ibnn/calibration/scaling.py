@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from tfp_ibnn._core.protocols import WeightPosterior
+from tfp_ibnn.conversion.graph import extended, functional_graph
 from tfp_ibnn.likelihoods import Likelihood
 from tfp_ibnn.likelihoods.class_scaling import Isotonic, Vector
 from tfp_ibnn.likelihoods.several import symbolic_outputs
@@ -34,7 +35,7 @@ def scaled_model(likelihood: Likelihood, inner: Any, parameter: Any, **options: 
     else:
         # Not as a separate model, which would lose the mask.
         scaled = _scaled(likelihood, outputs, parameter)
-        inner = keras.Model(inner.input, scaled, name=inner.name)
+        inner = extended(functional_graph(inner), scaled, inner.name)
     return MonteCarlo(inner, **likelihood.scaled_head, **options)
 
 

@@ -29,6 +29,36 @@ def infer(layer: Any, *args: Any, **kwargs: Any) -> Any:
     return layer(*args, **kwargs)
 
 
+def extended(graph: keras.Model, outputs: Any, name: str) -> keras.Model:
+    """Return a model from the inputs of a graph to tensors that were computed from its own.
+
+    Keras numbers automatic names anew in every process, so what was added may have names of a graph
+    that comes from a file; it gets others.
+
+    Args:
+        graph: a Functional model.
+        outputs: symbolic tensors, in any structure.
+        name: of the model.
+    """
+    own = {id(operation) for operation in graph.operations}
+    taken = {operation.name for operation in graph.operations}
+    seen = set(own)
+    tensors = keras.tree.flatten(outputs)
+    while tensors:
+        operation, node = keras_internals.origin(tensors.pop())
+        if id(operation) in seen:
+            continue
+        seen.add(id(operation))
+        tensors += node.input_tensors
+        first_name = operation.name
+        number = 1
+        while operation.name in taken:
+            operation.name = f"{first_name}_added_{number}"
+            number += 1
+        taken.add(operation.name)
+    return keras.Model(graph.input, outputs, name=name)
+
+
 class _Step(NamedTuple):
     """One call of one layer, by the numbers of the tensors that it takes and gives."""
 

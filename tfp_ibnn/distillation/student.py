@@ -9,7 +9,7 @@ from tfp_ibnn._core import checks, keras_internals
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn.conversion.convert import without_uncertainty
 from tfp_ibnn.conversion.copying import copy_of
-from tfp_ibnn.conversion.graph import Graph, functional_graph
+from tfp_ibnn.conversion.graph import Graph, extended, functional_graph
 from tfp_ibnn.layers.heads import GaussianHead
 from tfp_ibnn.likelihoods import (
     Beta,
@@ -126,7 +126,7 @@ def _with_second_head(
     dtype = checks.full_precision(first.dtype)
     head = layers.Dense(likelihood.head_size, kernel_initializer="zeros", dtype=dtype)
     outputs = likelihood.joined(first, head(features))
-    student = keras.Model(network.inputs, outputs, name=f"{network.name}_distilled")
+    student = extended(network, outputs, f"{network.name}_distilled")
     return Student(student, likelihood, head)
 
 

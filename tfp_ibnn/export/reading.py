@@ -35,7 +35,9 @@ class Exported(NamedTuple):
         arrays = self._named(x)
         counts = {name: len(array) for name, array in arrays.items()}
         count = next(iter(counts.values()))
-        if count == 0 or set(counts.values()) != {count}:
+        if set(counts.values()) == {0}:
+            raise ValueError("`x` holds no examples.")
+        if set(counts.values()) != {count}:
             raise ValueError(
                 f"`x` must hold the same number of examples of each input; got {counts}."
             )

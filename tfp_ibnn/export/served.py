@@ -114,7 +114,8 @@ class Served(NamedTuple):
         confidence = ops.max(mean, axis=-1)
         if width == 1:
             confidence = ops.maximum(confidence, 1 - confidence)
-        return confidence < self.threshold
+        is_enough = confidence >= self.threshold
+        return ops.logical_not(is_enough)  # NaN is not
 
     def facts(self, *packages: str) -> dict[str, Any]:
         """Return the metadata of a file, in types of JSON.

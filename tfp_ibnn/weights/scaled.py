@@ -9,7 +9,7 @@ from keras import ops
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import Chunks, Sampler
 from tfp_ibnn._core.serialization import ConfiguredLayer
-from tfp_ibnn.conversion.graph import functional_graph
+from tfp_ibnn.conversion.graph import extended, functional_graph
 from tfp_ibnn.likelihoods.several import symbolic_outputs
 from tfp_ibnn.weights.base import WeightPosterior
 
@@ -37,7 +37,7 @@ class ScaledPosterior(ConfiguredLayer, WeightPosterior, keras.layers.Layer):
         """The network with the scaling behind it."""
         inner = functional_graph(self.posterior.network)
         outputs = self.scaling(symbolic_outputs(inner))
-        return keras.Model(inner.input, outputs, name=inner.name)
+        return extended(inner, outputs, inner.name)
 
     @property
     def modes(self) -> int:

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from tests.calibration.tools import methods
-from tfp_ibnn.calibration import efforts, run, untrained
+from tfp_ibnn.calibration import efforts, run, trials, untrained
+from tfp_ibnn.calibration.engine import Engine
 
 
 @pytest.mark.once
@@ -44,6 +45,21 @@ def test_effort_decides_what_is_tried(small, monkeypatch, capsys):
     times = r"On this machine: seconds about \d+ (s|min|h), .*, trainings"
     assert re.search(times, capsys.readouterr().out)
     small.model.optimizer.iterations.assign(0)
+
+
+@pytest.mark.once
+def test_a_candidate_has_the_effort_that_tries_it(small, monkeypatch):
+    def method(name):
+        def one(setting):
+            yield trials.Trial(name, Engine(lambda: untrained.copy_of(setting.model)))
+
+        return one
+
+    kept = methods(untrained.as_it_is, method("second"), minutes=[method("third")])
+    monkeypatch.setattr(run, "METHODS", kept)
+    report = small(epochs=None, effort="minutes")
+    found = {candidate.trial.name: candidate.trial.effort for candidate in report.candidates}
+    assert found == {"as it is": "seconds", "second": "seconds", "third": "minutes"}
 
 
 @pytest.mark.once

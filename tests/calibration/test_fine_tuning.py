@@ -244,6 +244,10 @@ def test_all_training_together_takes_at_most_half_a_training(small, model_epochs
     total = control + posterior + (0 if laplace.fate else 3 / model_epochs)
     assert 0.2 < total <= 0.5
     assert bool(laplace.fate) == (model_epochs < 60)
+    # With more time it is tried, but does not belong to what "minutes" tries.
+    (laplace,) = untrained.laplace_of_all_weights(setting._replace(effort="trainings"))
+    assert not laplace.fate
+    assert laplace.effort == ("trainings" if model_epochs < 60 else "")
 
 
 @pytest.mark.parametrize("is_dataset", [False, True])

@@ -155,12 +155,13 @@ def calibrate(
         say=say,
         epochs=epochs or epochs_of_fine_tuning(model_epochs),
         model_epochs=model_epochs,
-        most=math.inf if epochs or effort == "trainings" else HALF,
+        effort=effort,
+        most=math.inf if epochs else HALF,
     )
     # Of candidates that cannot be used, errors are raised before any work is done.
     engines = {name: posterior_engine(setting, each) for name, each in posteriors.items()}
     setting = setting._replace(candidates=engines)
-    report = _compare(setting, effort, minutes, build, start)
+    report = _compare(setting, minutes, build, start)
     if report.lost():
         warnings.warn(f"Chosen: {report.chosen.name}. {report.lost()}", stacklevel=2)
     return report
@@ -190,7 +191,6 @@ def _announce(training: Training, data: Validation, say: Callable[[str], None]) 
 
 def _compare(
     setting: Setting,
-    effort: str,
     minutes: float | None,
     build: Callable[[], keras.Model] | None,
     start: float,
@@ -198,13 +198,13 @@ def _compare(
     """Compare everything that an effort tries, and report it.
 
     Args:
-        setting: what the candidates are made of.
-        effort: the last effort whose methods are tried.
+        setting: what the candidates are made of, and the effort.
         minutes: the time limit, for a message.
         build: makes fresh networks; None copies the model with new weights.
         start: the `time.monotonic` at the start.
     """
     say = setting.say
+    effort = setting.effort
     begun = time.monotonic()
     first_method, *others = METHODS["seconds"]
     trials = list(first_method(setting))

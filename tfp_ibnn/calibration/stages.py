@@ -26,6 +26,7 @@ def run_stages(
         Whether Ctrl-C ended the comparison; what was done before is kept.
     """
     first = trials[0]
+    first.effort = next(iter(stages))
     for suffix in setting.output.variants_as_it_is:
         first.dropped[first.name + suffix] = NO_TIME
     try:
@@ -49,6 +50,7 @@ def _run_stage(
     trained = []
     for trial in _with_heartbeat(methods, setting):
         _check_name(trial, trials, setting.output, stage)
+        trial.effort = trial.effort or stage
         trials.append(trial)
         if trial.trained and not trial.fate:
             trained.append(trial)

@@ -44,6 +44,7 @@ class Trial:
         slowdown: how much longer a step of its training takes than one of the model's.
         epochs: the epoch after which it was best; 0 before any.
         stopped: whether its training has ended.
+        effort: the least effort that tries it; "" until `run_stages` has it.
         fate: why it is not compared any more; "" while it is.
         states: the states to try, the best of which counts; if it is trained, the initial one.
         candidates: each `Candidate` that was scored: the trial with and without a temperature.
@@ -58,6 +59,7 @@ class Trial:
     slowdown: float = 1.0
     epochs: int = 0
     stopped: bool = False
+    effort: str = ""
     fate: str = ""
     states: Sequence[State] = ()
     candidates: list[Any] = dataclasses.field(default_factory=list)
@@ -152,7 +154,8 @@ class Setting(NamedTuple):
     parameter: Any = None  # the fitted one of the model as it is
     epochs: float = 1  # of the fine-tuning; below 1, a part of one
     model_epochs: float = 0.0  # those that the model was trained for; 0 if unknown
-    most: float = math.inf  # trainings of the model that all training together may take
+    effort: str = "seconds"  # the last one whose methods are tried
+    most: float = math.inf  # trainings of the model that all may take that "minutes" tries
     fresh: Any = None  # the `FreshNetworks`, if any are trained
 
     @property

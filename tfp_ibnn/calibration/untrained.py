@@ -57,7 +57,10 @@ def laplace_of_the_last_layer(setting: Setting) -> Iterator[Trial]:
 
 def laplace_of_all_weights(setting: Setting) -> Iterator[Trial]:
     """Give a Gaussian around all trained weights, linearized."""
-    yield _laplace("Laplace, all weights", "all", setting)
+    trial = _laplace("Laplace, all weights", "all", setting)
+    if _too_slow_for_minutes(setting):
+        trial.effort = "trainings"
+    yield trial
 
 
 def training_examples(setting: Setting) -> Examples:
@@ -115,9 +118,14 @@ def too_slow(setting: Setting) -> str:
             f"it is for at most {MOST_WEIGHTS:,} weights and {MOST_OUTPUTS} outputs; "
             f"got {size:,} and {width}."
         )
+    return "" if setting.effort == "trainings" else _too_slow_for_minutes(setting)
+
+
+def _too_slow_for_minutes(setting: Setting) -> str:
+    """Return why `Laplace` of all weights would take too long at effort "minutes"; or ""."""
     # A pass back for each output, and the fine-tuning, without noise and with it.
     model_epochs = setting.model_epochs or math.inf
-    hessian = width / _every(setting) / model_epochs
+    hessian = setting.output.width / _every(setting) / model_epochs
     fine_tuning = (1 + NOISE) * setting.epochs / model_epochs
     if hessian + fine_tuning > setting.most:
         return (

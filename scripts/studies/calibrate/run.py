@@ -18,6 +18,8 @@ from lib import networks as models
 from lib import provenance
 from lib.parts import images, packaged
 from lib.tasks import run_tasks
+from tfp_ibnn.calibration.efforts import up_to
+from tfp_ibnn.calibration.fresh import SIZES
 
 layers = keras.layers
 QUICK = 64  # examples of each kind, at most
@@ -34,14 +36,6 @@ PAIRS = {  # titles, the epochs of training, and the batch size
     "wine": ("wine 78, MLP 32-32", 60, 16),
     "diabetes": ("diabetes 250 (regression), MLP 32-32", 200, 32),
 }
-ADDED = {  # the trials of each effort after the first
-    "minutes": ("fine-tuned", "Gaussian", "Laplace, all weights"),
-    "trainings": (
-        *("ensemble of 2", "ensemble of 3", "ensemble of 5"),
-        *("SWAG", "trained with noise"),
-    ),
-}
-SIZES = (2, 3, 5)  # of the ensembles
 UNSEEN = ("efficientnet", "lstm", "wine", "diabetes")  # `calibrate` was not tuned on these
 TUNED = tuple(name for name in PAIRS if name not in UNSEEN)
 
@@ -155,22 +149,13 @@ def run(name, seed, quick=False, data_dir=None, effort="trainings", schedule="ow
     return {**about, **chosen, "candidates": numbers}
 
 
-def effort_of(name):
-    """Return the least effort that tries the candidates of a trial."""
-    for effort, names in ADDED.items():
-        if name in names:
-            return effort
-    return "seconds"
-
-
 def choices(report, effort):
-    """Return the name of what each effort up to this one chooses among its candidates."""
-    efforts = ("seconds", *ADDED)
-    included = efforts[: efforts.index(effort) + 1]
+    """Return the name of what a run at each effort up to this one would have chosen."""
     chosen = {}
-    for place, each in enumerate(included):
-        allowed = included[: place + 1]
-        kept = [x for x in report.candidates if effort_of(x.trial.name) in allowed]
+    allowed = []
+    for each in up_to(effort):
+        allowed.append(each)
+        kept = [x for x in report.candidates if x.trial.effort in allowed]
         chosen[each] = dataclasses.replace(report, candidates=kept).chosen.name
     return chosen
 

@@ -7,6 +7,7 @@ import pandas as pd
 
 from lib.markdown import change, markdown_table
 from studies.calibrate.run import PAIRS, TUNED, UNSEEN, same_cost, scores_of
+from tfp_ibnn.calibration.efforts import METHODS
 
 
 def table(records, names):
@@ -39,7 +40,7 @@ def by_effort(records, schedule="own"):
     """
     runs = [x for x in records if "choices" in x and x["options"]["schedule"] == schedule]
     lines = []
-    for effort in ("seconds", "minutes", "trainings"):
+    for effort in METHODS:
         gains = {"temperature": [], "fine-tuned": [], "same trainings": [], "same passes": []}
         costs = []
         for record in runs:

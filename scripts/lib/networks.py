@@ -6,7 +6,10 @@ from keras import layers, ops
 import tfp_ibnn as ibnn
 from lib import checks
 
-__all__ = ["POSTERIORS", "lenet", "mlp", "posterior_map", "resnet20", "vgg16", "wide_resnet"]
+__all__ = [
+    *("POSTERIORS", "lenet", "mlp", "posterior_map", "resnet20", "unet", "vgg16"),
+    "wide_resnet",
+]
 POSTERIORS = ("gaussian", "flow", "mixture")
 """Kinds of posterior that `posterior_map` knows."""
 
@@ -73,6 +76,34 @@ def lenet(input_shape=(32, 32, 3), num_classes=10, *, preprocessing=(), dropout=
     x = _dropped(layers.Dense(120, "relu", name="fc1")(x), dropout, "fc2")
     x = _dropped(layers.Dense(84, "relu", name="fc2")(x), dropout, "fc3")
     return keras.Model(inputs, layers.Dense(num_classes, name="fc3")(x), name="lenet")
+
+
+def unet(input_shape, num_classes, *, filters=(8, 16, 32), dropout=0.0):
+    """Return a small U-Net (arXiv 1505.04597), which gives the logits of each pixel.
+
+    Args:
+        input_shape: of one image; each pooling halves its sides.
+        num_classes: number of logits.
+        filters: of the two convolutions at each size, from the full one on.
+        dropout: rate of dropout at the smallest size.
+    """
+    inputs = keras.Input(input_shape, name="image")
+    x, passed = inputs, []
+    for number in filters[:-1]:
+        x = _twice_convolved(x, number)
+        passed.append(x)
+        x = layers.MaxPooling2D()(x)
+    x = layers.Dropout(dropout)(_twice_convolved(x, filters[-1]))
+    for number in reversed(filters[:-1]):
+        x = layers.Concatenate()([layers.UpSampling2D()(x), passed.pop()])
+        x = _twice_convolved(x, number)
+    return keras.Model(inputs, layers.Conv2D(num_classes, 1)(x), name="unet")
+
+
+def _twice_convolved(x, filters):
+    for _ in range(2):
+        x = layers.Conv2D(filters, 3, padding="same", activation="relu")(x)
+    return x
 
 
 def vgg16(input_shape=(32, 32, 3), num_classes=10, *, preprocessing=(), dropout=0.0):

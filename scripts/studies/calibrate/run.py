@@ -16,8 +16,10 @@ from sklearn import datasets
 import tfp_ibnn as ibnn
 from lib import networks as models
 from lib import provenance
-from lib.parts import images, packaged
+from lib.parts import images, interleaved, packaged
+from lib.scenes import garment_scenes
 from lib.tasks import run_tasks
+from lib.texts import VOCABULARY, WORDS, scipy_paragraphs
 from tfp_ibnn.calibration.efforts import up_to
 from tfp_ibnn.calibration.fresh import SIZES
 
@@ -35,8 +37,14 @@ PAIRS = {  # titles, the epochs of training, and the batch size
     "lstm": ("digits 1,000 row by row, LSTM", 60, 32),
     "wine": ("wine 78, MLP 32-32", 60, 16),
     "diabetes": ("diabetes 250 (regression), MLP 32-32", 200, 32),
+    "segmentation": ("two garments 2,000 (pixels), U-Net with dropout", 20, 32),
+    "text": ("SciPy's docstrings 2,000, embedding with dropout", 15, 32),
+    "imbalanced": ("3 % of one class 3,000 (synthetic), MLP 32-32", 40, 32),
 }
-UNSEEN = ("efficientnet", "lstm", "wine", "diabetes")  # `calibrate` was not tuned on these
+UNSEEN = (  # `calibrate` was not tuned on these
+    *("efficientnet", "lstm", "wine", "diabetes"),
+    *("segmentation", "text", "imbalanced"),
+)
 TUNED = tuple(name for name in PAIRS if name not in UNSEEN)
 
 
@@ -44,6 +52,13 @@ def upsampled(x):
     """Return digits as RGB images of 32 by 32 pixels, from 0 to 255."""
     large = np.kron(x.reshape(-1, 8, 8), np.ones((4, 4), "float32"))
     return 255 * np.repeat(large[..., None], 3, axis=-1)
+
+
+def rare(return_X_y):
+    """Return 10,000 examples of 20 features, of which 3 % are of the second class."""
+    return datasets.make_classification(
+        10_000, n_informative=8, weights=[0.97], flip_y=0.01, random_state=0
+    )
 
 
 def load(name, seed, data_dir=None):
@@ -61,6 +76,12 @@ def load(name, seed, data_dir=None):
             return packaged(seed, datasets.load_wine, 78, 50)
         case "diabetes":
             return packaged(seed, datasets.load_diabetes, 250, 92)
+        case "imbalanced":
+            return [interleaved(*part) for part in packaged(seed, rare, 3000, 1000)]
+        case "text":
+            return scipy_paragraphs(seed, 2000, 1000)
+        case "segmentation":
+            return garment_scenes(seed, data_dir, 2000, 1000, 1000)
         case "fashion_cnn":
             return images(seed, data_dir, "fashion_mnist", 5_000, 3_000)
         case "fashion_lenet":
@@ -107,6 +128,18 @@ def network(name, steps, schedule="own"):
             loss = "sparse_categorical_crossentropy"
         case "lstm":
             model = keras.Sequential([keras.Input((8, 8)), layers.LSTM(64), layers.Dense(10)])
+        case "segmentation":
+            model = models.unet((28, 28, 1), 11, dropout=0.3)
+        case "text":
+            parts = [
+                layers.Embedding(1 + VOCABULARY, 32, mask_zero=True),
+                layers.GlobalAveragePooling1D(),
+                *(layers.Dropout(0.3), layers.Dense(64, activation="relu"), layers.Dense(8)),
+            ]
+            model = keras.Sequential([keras.Input((WORDS,)), *parts])
+        case "imbalanced":
+            model = models.mlp((20,), 1, hidden=(32, 32))
+            loss = keras.losses.BinaryCrossentropy(from_logits=True)
         case "wine":
             model = models.mlp((13,), 3, hidden=(32, 32))
         case "diabetes":
@@ -129,7 +162,9 @@ def run(name, seed, quick=False, data_dir=None, effort="trainings", schedule="ow
     model.fit(*train, batch_size=batch_size, epochs=1 if quick else epochs, verbose=0)
     clock.append(time.perf_counter())
     options = {"batch_size": batch_size, "effort": effort, "verbose": False}
-    options |= {"epochs": 1, "samples": 2} if quick else {}
+    if quick:
+        options["samples"] = 2
+        options["epochs"] = None if effort == "seconds" else 1  # any number raises the effort
     report = ibnn.calibrate(model, train, validation, **options)
     clock.append(time.perf_counter())
     rows = report.evaluate(test).rows

@@ -126,8 +126,7 @@ def calibrate(
     effort = _effort(effort, epochs, optimizer, build)
     samples = checks.positive_integer("samples", samples, least=2)
     end = deadline(minutes)
-    if batch_size is not None:
-        batch_size = checks.positive_integer("batch_size", batch_size)
+    batch_size = None if batch_size is None else checks.positive_integer("batch_size", batch_size)
     seed = checks.whole("seed", seed)
     model = as_network(model)
     output, loss = likelihood_for_calibration(model, loss)

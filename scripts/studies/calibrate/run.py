@@ -39,7 +39,7 @@ PAIRS = {  # titles, the epochs of training, and the batch size
     "diabetes": ("diabetes 250 (regression), MLP 32-32", 200, 32),
     "segmentation": ("two garments 2,000 (pixels), U-Net with dropout", 20, 32),
     "text": ("SciPy's docstrings 2,000, embedding with dropout", 15, 32),
-    "imbalanced": ("3 % of one class 3,000 (synthetic), MLP 32-32", 40, 32),
+    "imbalanced": ("3% of one class 3,000 (synthetic), MLP 32-32", 40, 32),
 }
 UNSEEN = (  # `calibrate` was not tuned on these
     *("efficientnet", "lstm", "wine", "diabetes"),
@@ -55,7 +55,7 @@ def upsampled(x):
 
 
 def rare(return_X_y):
-    """Return 10,000 examples of 20 features, of which 3 % are of the second class."""
+    """Return 10,000 examples of 20 features, of which 3% are of the second class."""
     return datasets.make_classification(
         10_000, n_informative=8, weights=[0.97], flip_y=0.01, random_state=0
     )

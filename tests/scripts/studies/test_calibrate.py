@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lib import files, tasks
+from lib import files, parts, scenes, tasks, texts
 from studies.calibrate import STUDY
 from studies.calibrate import run as study
 from studies.calibrate import tables as calibrate_tables
@@ -45,6 +45,44 @@ def test_a_quick_run_is_stored_and_not_repeated(here, eagerly, tmp_path, capsys)
     assert "0 runs to do, 1 are there" in capsys.readouterr().out
     assert len(tasks.read(tmp_path)) == 1
     assert "wine 78" in (tmp_path / "table.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", ["segmentation", "text", "imbalanced"])
+def test_pairs_that_nothing_was_tuned_on_have_scores(eagerly, pair):
+    record = study.run(pair, 0, quick=True, effort="seconds")
+    assert record["chosen"] in record["candidates"]
+    for row in record["candidates"].values():
+        assert all(np.isfinite(row[key]) for key in ("accuracy", "NLL", "ECE"))
+
+
+def test_texts_become_numbers_of_words():
+    source = 'def f():\n    """One two three four five six seven eight.\n\n    Too short."""\n'
+    (words,) = texts.paragraphs(source)
+    assert words[:3] == ("one", "two", "three")
+    found = texts.numbers(words)
+    assert found.shape == (texts.WORDS,)
+    assert (found[:8] > 0).all()
+    assert not found[8:].any()
+
+
+def test_scenes_show_two_garments_and_the_class_of_each_pixel():
+    images = np.zeros((2, 28, 28))
+    images[0, :, :14] = 255
+    images[1] = 255
+    x, y = scenes.scenes(images, np.array([3, 7]), 5, np.random.default_rng(0))
+    assert x.shape == (5, 28, 28, 1)
+    for scene, target in zip(x[..., 0], y, strict=True):
+        assert set(np.unique(target)) <= {0, 4, 8}
+        np.testing.assert_allclose(scene[target > 0], 1)
+        assert scene[target == 0].max() <= 0.7
+        assert (target == 8).sum() >= 14 * 7
+
+
+def test_rare_examples_are_spread():
+    x, y = parts.interleaved(np.arange(12), np.array([0] * 9 + [1] * 3))
+    assert sorted(x) == list(range(12))
+    assert [int(part.sum()) for part in np.split(y, 3)] == [1, 1, 1]
 
 
 def test_runs_are_apart():

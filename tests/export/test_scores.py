@@ -110,7 +110,7 @@ def test_wrong_files_and_inputs(tmp_path):
     content = path.read_bytes()
     for inputs, targets, words in (
         (x, y[:9], "`x` and `y` must have the same length; got 50 and 9"),
-        (x[:0], y[:0], "same number of examples"),
+        (x[:0], y[:0], "`x` holds no examples"),
         ({"other": x}, y, r"must hold the inputs \['inputs'\]; got \['other'\]"),
     ):
         with pytest.raises(ValueError, match=words):

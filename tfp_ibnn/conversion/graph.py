@@ -40,9 +40,8 @@ def extended(graph: keras.Model, outputs: Any, name: str) -> keras.Model:
         outputs: symbolic tensors, in any structure.
         name: of the model.
     """
-    own = {id(operation) for operation in graph.operations}
+    seen = {id(operation) for operation in graph.operations}
     taken = {operation.name for operation in graph.operations}
-    seen = set(own)
     tensors = keras.tree.flatten(outputs)
     while tensors:
         operation, node = keras_internals.origin(tensors.pop())

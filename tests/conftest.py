@@ -171,6 +171,15 @@ def full_precision():
 
 
 @pytest.fixture
+def int8():
+    """Skip where the backend multiplies int8 numbers wrongly, with Keras alone too."""
+    from tests import precision
+
+    if not precision.int8_is_right():
+        pytest.skip("keras.ops.matmul of int8 numbers is wrong on this device")
+
+
+@pytest.fixture
 def eagerly():
     """Compile nothing on TensorFlow, for tests of a few steps that say nothing about graphs.
 

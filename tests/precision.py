@@ -8,13 +8,22 @@ below holds for all of them, but for `assert_allclose` of two float64 arrays.
 import contextlib
 import functools
 
+import keras
 import numpy as np
 import pytest
 
 from lib.devices import accelerators
 from tfp_ibnn._core import backend
 
-__all__ = ["NO_GPU", "TF32", "after_products", "at_least", "follow_hardware", "full_precision"]
+__all__ = [
+    "NO_GPU",
+    "TF32",
+    "after_products",
+    "at_least",
+    "follow_hardware",
+    "full_precision",
+    "int8_is_right",
+]
 
 NO_GPU = f"{backend.NAME} sees no GPU here"
 
@@ -45,6 +54,14 @@ def full_precision():
     config.enable_tensor_float_32_execution(False)
     yield
     config.enable_tensor_float_32_execution(before)
+
+
+def int8_is_right():
+    """Return whether products of int8 numbers are exact sums, as in Keras's quantized layers."""
+    rng = np.random.default_rng(0)
+    x, w = (rng.integers(-127, 128, shape).astype("int8") for shape in ((6, 5, 6), (6, 8)))
+    found = keras.ops.convert_to_numpy(keras.ops.matmul(x, w))
+    return np.array_equal(found, x.astype(int) @ w)
 
 
 def at_least(tolerance):

@@ -387,7 +387,7 @@ class Careless(keras.Model):
         return self.dense(x)
 
 
-def test_a_folded_subclass_is_built():
+def test_a_folded_subclass_is_built(int8):
     model = Careless()
     model(X)
     plain = ibnn.to_deterministic(ibnn.to_stochastic(model, ibnn.NormalAffine(), 50))

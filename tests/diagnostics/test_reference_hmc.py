@@ -33,7 +33,7 @@ def linear():
     return ibnn.diagnostics.hmc(model, (X, Y), over="weights", **KNOWN, **QUICK)
 
 
-def test_the_weights_of_a_linear_model(linear):
+def test_the_weights_of_a_linear_model(linear, full_precision):
     assert linear.samples.shape == (4, 500, 4)
     assert linear.diagnostics()["R-hat, largest"] < 1.02
     assert linear.diagnostics()["effective draws, fewest"] > 500
@@ -46,7 +46,7 @@ def test_the_weights_of_a_linear_model(linear):
     assert str(linear).startswith("4 chains of 500 draws, 4 numbers\nacceptance")
 
 
-def test_predictions_of_the_draws(linear):
+def test_predictions_of_the_draws(linear, full_precision):
     found = linear.predict(X, draws=50, batch_size=7)
     rows = np.swapaxes(linear.samples, 0, 1).reshape(-1, 4)
     some = rows[np.linspace(0, 1999, 50).round().astype(int)]
@@ -61,7 +61,7 @@ def test_bridge_sampling_of_these_draws(linear):
     assert abs(found.value - WEIGHTS.evidence) < max(0.005, 4 * found.error)
 
 
-def test_z_of_a_linear_network():
+def test_z_of_a_linear_network(full_precision):
     model = problems.stochastic()
     reference = ibnn.diagnostics.hmc(model, (X, Y), noise_scale=NOISE, **QUICK)
     assert_gaussian(reference, Z)

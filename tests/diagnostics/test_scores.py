@@ -16,7 +16,7 @@ from tfp_ibnn import diagnostics
 # Bounds of the evidence
 
 
-def test_the_exact_posterior_has_the_evidence_for_its_elbo(linear):
+def test_the_exact_posterior_has_the_evidence_for_its_elbo(linear, full_precision):
     exact = normal(linear.mean, linear.covariance)
     weights = diagnostics.log_weights(exact, linear.target, 100)
     np.testing.assert_allclose(weights, linear.evidence, atol=5e-3)

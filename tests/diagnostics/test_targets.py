@@ -67,7 +67,7 @@ def test_flows_have_a_density():
 
 
 @pytest.mark.parametrize("name", ["vi", "refined", pytest.param("laplace", marks=pytest.mark.slow)])
-def test_posteriors_over_weights_have_a_density(linear, name):
+def test_posteriors_over_weights_have_a_density(linear, name, full_precision):
     factor = np.linalg.cholesky(linear.covariance)
     if name == "laplace":
         posterior = ibnn.Laplace(linear.model, subset_of_weights="last_layer").fit(X, Y)

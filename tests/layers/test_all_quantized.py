@@ -55,15 +55,6 @@ def test_a_quantized_network_becomes_stochastic(mode, tmp_path):
         np.testing.assert_allclose(predict_without_noise(again, X), expected, atol=1e-6)
 
 
-@pytest.fixture
-def int8():
-    """Skip where the backend multiplies int8 numbers wrongly, with Keras alone too."""
-    x, w = (RNG.integers(-127, 128, shape).astype("int8") for shape in ((6, 5, 6), (6, 8)))
-    found = numpy(keras.ops.matmul(x, w))
-    if not np.array_equal(found, x.astype(int) @ w):
-        pytest.skip("keras.ops.matmul of int8 numbers is wrong on this device")
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_a_stochastic_network_is_quantized(mode, int8):
     sto = stochastic(network())

@@ -100,7 +100,7 @@ def test_a_gaussian_head_has_the_expected_hessian():
         ),
     ],
 )
-def test_the_last_layer_is_the_network(end, loss, kind, activation):
+def test_the_last_layer_is_the_network(end, loss, kind, activation, full_precision):
     if loss == "sparse":
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model = network(*end, loss=loss)

@@ -64,7 +64,7 @@ def tried(name: str) -> Iterator[tuple[str, str, str, str, str, bool]]:
         return
     python = FOLDER / name / "bin" / "python"
     versions = subprocess.run([python, "-c", PROBE], capture_output=True, text=True, check=True)
-    for backend in BACKENDS[entry["extra"]]:
+    for backend in BACKENDS[entry["extras"].split(",")[0]]:
         log = FOLDER / f"{name}-{backend}.log"
         print(f"{name}: testing on {backend}", flush=True)
         start = time.monotonic()
@@ -80,7 +80,7 @@ def tried(name: str) -> Iterator[tuple[str, str, str, str, str, bool]]:
 
 def install(folder: Path, entry: dict, log: Path) -> bool:
     """Make an environment, if it is not there as wanted; return whether that worked."""
-    what = ["-e", f"{ROOT}[{entry['extra']}]", *entry["pins"], *TOOLS]
+    what = ["-e", f"{ROOT}[{entry['extras']}]", *entry["pins"], *TOOLS]
     wanted = "\n".join([*what, (ROOT / "pyproject.toml").read_text()])
     stamp = folder / ".installed"
     if stamp.exists() and stamp.read_text() == wanted:

@@ -754,6 +754,7 @@ def test_chosen_name():
 @pytest.mark.once
 @pytest.mark.skipif(ON_JAX, reason="the converter is TensorFlow's")
 def test_tf2onnx():
+    pytest.importorskip("tf2onnx")
     with contract("tf2onnx", "Find the repairs by which Keras exports to ONNX under NumPy 2."):
         assert callable(keras_internals.tf2onnx().convert.from_graph_def)
 

@@ -58,6 +58,19 @@ def test_without_noise_it_is_the_layer(name, posterior):
     model.layers[0].lora_kernel_a.assign(model.layers[0].lora_kernel_a * mean)
     with ibnn.noise_off(sto):
         np.testing.assert_allclose(numpy(sto(x)), numpy(model(x)), atol=2 * at_least(5e-6))
+
+
+def test_a_bias_as_long_as_the_sequence():
+    """On TensorFlow Keras adds it along the sequence: so does the copy of a trained layer."""
+    inputs = keras.Input((2, 3))
+    outputs = layers.EinsumDense("abc,cde->abde", (None, 2, 1), bias_axes="de")(inputs)
+    model = keras.Model(inputs, outputs)
+    model.layers[1].bias.assign([[1.0], [-1.0]])
+    model.layers[1].enable_lora(2)
+    sto = stochastic(model)
+    x = image((2, 3))
+    with ibnn.noise_off(sto):
+        np.testing.assert_allclose(numpy(sto(x)), numpy(model(x)), atol=at_least(5e-6))
     back = ibnn.to_deterministic(sto)
     assert back.layers[-1].lora_rank == 2
     np.testing.assert_allclose(numpy(back(x)), numpy(model(x)), atol=2 * at_least(5e-6))

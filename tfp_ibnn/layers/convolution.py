@@ -30,7 +30,7 @@ def finish(layer: keras.layers.Layer, outputs: Tensor) -> Tensor:
         A tensor of the same shape.
     """
     if layer.bias is not None:
-        outputs += ops.cast(layer.bias, outputs.dtype)
+        outputs = ops.add(outputs, ops.cast(layer.bias, outputs.dtype))  # as the layer's call does
     if layer.activation is None:
         return outputs
     return layer.activation(outputs)

@@ -95,13 +95,18 @@ def losses_of(kind: str, y: np.ndarray, found: dict[str, np.ndarray]) -> np.ndar
     """Return the loss of each example or position, of a prediction by `MonteCarlo`."""
     mean = found["mean"]
     if kind == "softmax":
-        return -np.log(np.take_along_axis(mean, y[..., None], axis=-1))[..., 0]
+        return -_log(np.take_along_axis(mean, y[..., None], axis=-1))[..., 0]
     if kind == "sigmoid":
-        return -np.log(np.where(y > 0.5, mean, 1 - mean))
+        return -_log(np.where(y > 0.5, mean, 1 - mean))
     if kind == "gaussian":
         variance = found["total_variance"]
         return -stats.norm.logpdf(y, mean, np.sqrt(variance)).sum(axis=-1)
     return np.square(y - mean).mean(axis=-1)
+
+
+def _log(p: np.ndarray) -> np.ndarray:
+    """Return the logarithm, for a probability of 0 that of the smallest number, as a score has."""
+    return np.log(np.maximum(p, np.finfo(p.dtype).tiny))
 
 
 def scores(

@@ -4,7 +4,6 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
@@ -12,6 +11,7 @@ import numpy as np
 
 from tfp_ibnn._core.command_line import parse
 from tfp_ibnn.calibration import calibrate
+from tfp_ibnn.calibration.report import folder_for_report
 from tfp_ibnn.export.command import run as export
 
 Pair = tuple[np.ndarray, np.ndarray]
@@ -59,8 +59,7 @@ def _calibrate(model: str, data: str, output: str, **options: Any) -> None:
         **options: those of `calibrate`.
     """
     train, validation, test = _read(data)
-    path = Path(output)
-    path.mkdir(parents=True, exist_ok=True)  # rather an error now than at the end
+    path = folder_for_report(output)  # rather an error now than at the end
     report = calibrate(keras.models.load_model(model), train, validation, **options)
     print(f"\n{report}\n")
     if test is not None:

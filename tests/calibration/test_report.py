@@ -75,7 +75,7 @@ def test_the_short_table_has_what_nothing_matches(handmade):
     assert printed[2:] == shown
     assert str(short).endswith(
         "Not shown: 2 of 5 candidates; for each, a row above is as good at no higher cost. "
-        "`table.all()` has every row."
+        "`report.table(all=True)` has every row."
     )
     assert str(handmade) == f"{handmade.why()}\n\n{short}"
     names = [candidate.name for candidate in handmade.candidates]
@@ -147,6 +147,9 @@ def test_what_cannot_be_written_costs_a_line(handmade, tmp_path, capsys):
     """A limit on the size of files stands for a full disk."""
     (tmp_path / "table.md").mkdir()
     (tmp_path / "model.keras").write_text("old")
+    with pytest.raises(FileExistsError, match="model.keras that is not of a report"):
+        handmade.save(tmp_path)
+    (tmp_path / "report.json").write_text("{}")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
     try:

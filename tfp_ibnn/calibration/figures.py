@@ -108,9 +108,12 @@ def _draw_costs(ax: Any, compared: Sequence[Standing], chosen: Candidate) -> Non
     ax.set_title("NLL, unchanged" if before is after else title, fontsize=12)
     ax.set(xlabel="passes of the network per prediction", ylabel="NLL (nats), lower is better")
     tidy(ax, "y")
-    if any(standing.cost.trainings for standing in compared):
-        ax.plot([], [], "o", color=_PALE, ms=5, label="not trained")
-        ax.plot([], [], "s", color=_PALE, ms=5, label="trained")
+    kinds = {"trained": "s"} if any(standing.cost.trainings for standing in compared) else {}
+    if len(named) < len(compared):
+        kinds["matched at no higher cost"] = "o"
+    for label, mark in kinds.items():
+        ax.plot([], [], mark, color=_PALE, ms=5, label=label)
+    if kinds:
         ax.legend(**LEGEND, loc="upper right", ncols=2, borderaxespad=0)
     _name_marks(ax, compared, named, before, after)
 

@@ -97,8 +97,8 @@ class Report:
                 NLL, passes and trainings, with the model as it is and the chosen one.
 
         Returns:
-            A `Table`. It prints as Markdown, `table.all()` prints every row, and `table[name]` is
-            the row of a candidate, printed or not: a dict with these keys:
+            A `Table`. It prints as Markdown, and `table[name]` is the row of a candidate, printed
+            or not: a dict with these keys:
 
             - for a classifier "accuracy", "NLL" (nats), "Brier", "ECE" and "ECE floor", the ECE of
                 a perfectly calibrated model on as many examples; for a regression "RMSE", "NLL"
@@ -116,6 +116,7 @@ class Report:
         caption = f"{examples}, on which the choice was made"
         predictions = {candidate.name: candidate.prediction for candidate in self.candidates}
         table = self._table(caption, predictions, self.y, self.weight, self.groups)
+        table = dataclasses.replace(table, call="report.table(all=True)")
         return table.all() if all else table
 
     def evaluate(self, test: Any, minutes: float | None = None, verbose: bool = True) -> Table:
@@ -303,14 +304,16 @@ class Report:
         """Write the chosen model and the evidence for it.
 
         If a file cannot be written, such as on a full disk, a line is printed and the rest is
-        written; an older file of that name is kept.
+        written; an older file of that name is kept. An older report in the folder is replaced.
 
         Returns:
             The folder, which is created if needed, with `model.keras`, `table.md`, `model_card.md`,
             `report.json` and, if Matplotlib is installed, `calibration.png`.
+
+        Raises:
+            FileExistsError: if the folder has a `model.keras` that is not of a report.
         """
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = folder_for_report(folder)
         writers = {
             "model.keras": self.model.save,
             "table.md": lambda path: path.write_text(f"{self.table(all=True)}\n"),
@@ -373,6 +376,18 @@ class Report:
         shown = [standing.candidate.name for standing in compared if standing.is_undominated]
         shown += [self.candidates[0].name, self.chosen.name]
         return Table(caption, rows, self.chosen.name, shown)
+
+
+def folder_for_report(path: str | os.PathLike) -> Path:
+    """Create a folder if needed and return it, or raise if a model in it is not of a report."""
+    folder = Path(path)
+    if (folder / "model.keras").exists() and not (folder / "report.json").exists():
+        raise FileExistsError(
+            f"{folder} has a model.keras that is not of a report, and it would be replaced: give "
+            "another folder."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _count(kind: str, y: np.ndarray, groups: np.ndarray | None) -> str:

@@ -19,6 +19,7 @@ class Table:
         rows: the scores of each candidate, by its name; every row has the same columns.
         chosen: the name of the chosen candidate.
         shown: the names of the rows that are printed; None prints all.
+        call: what to write for a table that prints all rows.
 
     Example:
         >>> from tfp_ibnn.calibration import Table
@@ -39,6 +40,7 @@ class Table:
     rows: dict[str, dict[str, Any]]
     chosen: str
     shown: Collection[str] | None = None
+    call: str = "table.all()"
 
     def __getitem__(self, name: str) -> dict[str, Any]:
         return self.rows[name]
@@ -82,7 +84,7 @@ class Table:
         return [
             "",
             f"Not shown: {hidden} of {len(self.rows)} candidates; for each, a row above is as good "
-            "at no higher cost. `table.all()` has every row.",
+            f"at no higher cost. `{self.call}` has every row.",
         ]
 
     __repr__ = _repr_markdown_ = __str__

@@ -6,12 +6,12 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 
 from tfp_ibnn._core.command_line import parse
+from tfp_ibnn._core.serialization import load_in_shell
 from tfp_ibnn.calibration import calibrate
-from tfp_ibnn.calibration.report import folder_for_report
+from tfp_ibnn.calibration.record import folder_for_report
 from tfp_ibnn.export.command import run as export
 
 Pair = tuple[np.ndarray, np.ndarray]
@@ -60,7 +60,10 @@ def _calibrate(model: str, data: str, output: str, **options: Any) -> None:
     """
     train, validation, test = _read(data)
     path = folder_for_report(output)  # rather an error now than at the end
-    report = calibrate(keras.models.load_model(model), train, validation, **options)
+    network = load_in_shell(model)
+    if len(getattr(network, "inputs", None) or [0]) > 1:
+        raise ValueError(f"{model} has several inputs: use ibnn.calibrate in Python.")
+    report = calibrate(network, train, validation, **options)
     print(f"\n{report}\n")
     if test is not None:
         report.decide(test)  # for the model card
@@ -78,8 +81,13 @@ def _read(path: str) -> _Data:
         with np.load(path) as file:
             arrays = {name: file[name] for name in file.files}
     except (EOFError, TypeError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        if "Object arrays" in str(error):
+            raise ValueError(
+                f"{path} holds arrays of objects: save texts as x.astype(str). For a model with "
+                "several inputs, use ibnn.calibrate in Python."
+            ) from error
         raise ValueError(
-            f"{path} is damaged or not an .npz file: write one with np.savez, of arrays of numbers."
+            f"{path} is damaged or not an .npz file: write one with np.savez."
         ) from error
     train = _pair(arrays, "train", path)
     if train is None:

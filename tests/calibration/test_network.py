@@ -1,5 +1,7 @@
 """Models with a `call` of their own, which become the one layer of a graph."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from scipy.special import softmax
 import tfp_ibnn as ibnn
 from tests.calibration.tools import LOGITS, drawn_labels, methods
 from tfp_ibnn.calibration import fine_tuned, run, untrained
-from tfp_ibnn.calibration.network import as_network
+from tfp_ibnn.calibration.network import as_network, warn_of_own_training
 
 
 @keras.saving.register_keras_serializable("tests.calibration")
@@ -45,6 +47,37 @@ def test_the_history_of_a_training_is_kept(classifier, eagerly):
     assert as_network(model).history is model.history
 
 
+@keras.saving.register_keras_serializable("tests.calibration")
+class OwnStep(Classifier):
+    """A network with a training of its own."""
+
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def test_a_training_of_its_own_is_named():
+    with pytest.warns(UserWarning, match="has a `train_step` of its own.*and `build` for fresh"):
+        warn_of_own_training(OwnStep(), "minutes", None)
+    with warnings.catch_warnings(action="error"):
+        warn_of_own_training(Classifier(), "minutes", None)
+        warn_of_own_training(OwnStep(), "seconds", None)
+
+
+def test_fresh_networks_with_a_call_of_their_own_make_an_ensemble(classifier, eagerly):
+    model, x, y = classifier
+
+    def build():
+        network = Classifier()
+        network(x)
+        network.compile("sgd", LOGITS)
+        return network
+
+    model.fit(x, y, verbose=0)
+    options = {"epochs": 1, "samples": 2, "batch_size": 32, "verbose": False, "seed": 0}
+    report = ibnn.calibrate(model, (x, y), (x, y), effort="trainings", build=build, **options)
+    assert "ensemble of 2" in report.table().rows
+
+
 def test_a_call_of_its_own_is_calibrated(classifier, monkeypatch, eagerly, tmp_path):
     """It is fine-tuned, and made stochastic; Laplace leaves itself out with a line."""
     model, x, y = classifier
@@ -52,7 +85,7 @@ def test_a_call_of_its_own_is_calibrated(classifier, monkeypatch, eagerly, tmp_p
     kept = methods(untrained.as_it_is, untrained.laplace_of_the_last_layer, minutes=trained)
     monkeypatch.setattr(run, "METHODS", kept)
     options = {"epochs": 1, "samples": 2, "verbose": False}
-    with pytest.warns(UserWarning, match="Laplace, last layer: left out, since .* Dense one"):
+    with pytest.warns(UserWarning, match="Laplace, last layer: left out, since .* of its own"):
         report = ibnn.calibrate(model, (x, y), (x, y), **options)
     before = keras.ops.convert_to_numpy(model(x))
     names = [candidate.name for candidate in report.candidates]

@@ -525,6 +525,30 @@ def test_command(small, tmp_path, capsys):
     assert re.search(r"^error: .* must hold x_val and y_val", capsys.readouterr().err)
 
 
+def test_command_with_models_that_need_python(tmp_path, capsys):
+    """A class that no shell can import, and several inputs."""
+
+    class Unknown(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs
+
+    inputs = [keras.Input((2,)), keras.Input((2,))]
+    models = {
+        "unknown": (keras.Model(inputs[0], Unknown()(inputs[0])), "class 'Unknown', which is not"),
+        "two": (keras.Model(inputs, layers.Add()(inputs)), "two.keras has several inputs"),
+    }
+    data = str(tmp_path / "data.npz")
+    np.savez(data, x_train=np.zeros((9, 2)), y_train=np.zeros(9))
+    for name, (model, message) in models.items():
+        path = str(tmp_path / f"{name}.keras")
+        model.save(path)
+        assert main(["calibrate", path, data, "--output", str(tmp_path / "out")]) == 1
+        error = capsys.readouterr().err
+        assert message in error
+        assert "Python" in error
+        assert error.count("\n") == 1
+
+
 def test_command_with_files_that_are_not_arrays(tmp_path, capsys):
     np.savez(tmp_path / "good.npz", x_train=np.zeros(3))
     good = (tmp_path / "good.npz").read_bytes()
@@ -532,9 +556,12 @@ def test_command_with_files_that_are_not_arrays(tmp_path, capsys):
     np.savez(tmp_path / "objects.npz", x_train=np.array([{}], object))
     for name, content in (("text.npz", b"hello"), ("empty.npz", b""), ("cut.npz", good[:-9])):
         (tmp_path / name).write_bytes(content)
-    for name in ("single.npy", "objects.npz", "text.npz", "empty.npz", "cut.npz"):
+    options = ["--output", str(tmp_path / "out")]
+    assert main(["calibrate", "model.keras", str(tmp_path / "objects.npz"), *options]) == 1
+    assert "objects.npz holds arrays of objects: save texts as" in capsys.readouterr().err
+    for name in ("single.npy", "text.npz", "empty.npz", "cut.npz"):
         data = str(tmp_path / name)
-        assert main(["calibrate", "model.keras", data, "--output", str(tmp_path / "out")]) == 1
+        assert main(["calibrate", "model.keras", data, *options]) == 1
         error = f"error: {data} is damaged or not an .npz file: write one with np.savez"
         assert capsys.readouterr().err.startswith(error)
     assert not (tmp_path / "out").exists()

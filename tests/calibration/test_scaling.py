@@ -3,8 +3,10 @@
 import keras
 import numpy as np
 import pytest
+from keras import layers
 from scipy.special import softmax
 
+import tfp_ibnn as ibnn
 from tests.calibration.tools import LOGITS, classes, compiled
 from tfp_ibnn.calibration import trials
 from tfp_ibnn.calibration.examples import Examples, Validation, folds_of
@@ -34,6 +36,20 @@ def test_the_model_as_it_is_has_parameters_for_each_class(small, tmp_path, full_
         made.save(tmp_path / "model.keras")
         loaded = keras.models.load_model(tmp_path / "model.keras")
         np.testing.assert_allclose(loaded.predict(x, verbose=0)["mean"], found, atol=1e-6)
+
+
+def test_noise_inside_of_a_recurrent_layer_is_in_the_file(tmp_path, eagerly):
+    """The config of such a layer lacks it."""
+    inputs = keras.Input((3, 2))
+    model = keras.Model(inputs, layers.Dense(3)(layers.GRU(4)(inputs)))
+    sto = ibnn.to_stochastic(model, ibnn.NormalAffine(), 50, seed=0)
+    made = scaled_model(classes(3, from_logits=True), sto, 2.0, samples=4, seed=0)
+    x = np.random.default_rng(0).normal(size=(5, 3, 2)).astype("float32")
+    found = made.predict(x, verbose=0)
+    assert found["epistemic"].min() > 0
+    made.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(loaded.predict(x, verbose=0)["mean"], found["mean"], atol=1e-6)
 
 
 class FakeEngine:

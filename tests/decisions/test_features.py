@@ -98,3 +98,17 @@ def test_last_layer_inside_of_a_nested_model():
     with pytest.raises(ValueError, match=r"\['first', 'inner'\]; got 'top', which is inside of 'i"):
         ibnn.OODDetector(model, "knn", layer="top")
     assert ibnn.OODDetector(model, "knn", k=3).fit(X[:, :2]).score(X[:, :2]).shape == (len(X),)
+
+
+@pytest.mark.once
+def test_names_of_a_network_from_a_file_may_come_again():
+    """Keras numbers automatic names anew in every process."""
+    inputs = keras.Input((4, 4, 2))
+    last = keras.ops.concatenate([inputs, inputs])._keras_history.operation.name
+    stem, _, number = last.rpartition("_")
+    name = f"{stem}_{int(number) + 1}" if stem else f"{last}_1"
+    skip = layers.Concatenate(name=name)([inputs, layers.Conv2D(2, 1)(inputs)])
+    model = keras.Model(inputs, layers.Conv2D(3, 1, activation="softmax")(skip))
+    x = np.random.default_rng(0).normal(size=(20, 4, 4, 2)).astype("float32")
+    detector = ibnn.OODDetector(model, "knn", k=3).fit(x)
+    assert np.isfinite(detector.score(x)).all()

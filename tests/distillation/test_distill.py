@@ -289,6 +289,16 @@ def test_what_is_refused(change, message):
         distilled(**arguments)
 
 
+def test_changes_of_several_inputs_are_the_users():
+    x = {"a": X, "b": X}
+    inputs = {name: keras.Input(X.shape[1:], name=name) for name in x}
+    outputs = layers.Dense(2, "softmax")(layers.Add()([*inputs.values()]))
+    model = keras.Model(inputs, outputs)
+    teacher = ibnn.MonteCarlo(ibnn.to_stochastic(model, ibnn.NormalAffine(), 50), samples=2)
+    with pytest.raises(ValueError, match="`augment` must take and return all inputs.*dict of 2"):
+        ibnn.distill(teacher, x, augment=layers.GaussianNoise(0.1), epochs=1, verbose=0)
+
+
 def test_several_outputs_are_refused():
     inputs = keras.Input((4,))
     outputs = {"a": layers.Dense(3, "softmax")(inputs), "b": layers.Dense(3, "softmax")(inputs)}

@@ -295,3 +295,12 @@ def test_what_build_must_return():
         ibnn.DeepEnsemble.train(dropping, 2, SMALL, LABELS, verbose=0)
     with pytest.raises(ValueError, match="`n` must be"):
         ibnn.DeepEnsemble.train(small, 0, SMALL, LABELS)
+
+
+def test_members_may_be_built_by_their_training(eagerly):
+    def build():
+        model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(4)])
+        model.compile("sgd", LOSS)
+        return model
+
+    assert ibnn.DeepEnsemble.train(build, 2, X, Y, verbose=0).count == 2

@@ -197,3 +197,5 @@ def test_texts_are_exported(tmp_path):
     serve = tf.saved_model.load(str(path)).signatures["serve"]
     found = serve(review=tf.constant(TEXTS[:, None]))["mean"]
     np.testing.assert_allclose(found, mc.predict(TEXTS, verbose=0)["mean"], atol=1e-5)
+    scores = ibnn.exported_scores(path, TEXTS[:, None], LABELS)
+    assert scores["nll"] == pytest.approx(mc.evaluate(TEXTS, LABELS, verbose=0)[0], abs=1e-5)

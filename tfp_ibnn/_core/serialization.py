@@ -33,6 +33,21 @@ def naming_unknown_classes() -> Iterator[None]:
         ) from None
 
 
+def load_in_shell(path: str) -> keras.Model:
+    """Return the model in a file, or raise one line for a class that a shell cannot import."""
+    try:
+        with naming_unknown_classes():
+            return keras.saving.load_model(path)
+    except ValueError as error:
+        if "which is not known" not in str(error):
+            raise
+        what, _ = str(error).split(": import")
+        raise ValueError(
+            f"{what}, and cannot be imported from a shell: do the same in Python, where it is "
+            "defined."
+        ) from None
+
+
 class Configured:
     """Has the arguments of its constructor as attributes, and so a config; mix it in first."""
 

@@ -188,10 +188,15 @@ def _chance(part: _Part) -> str:
     if gain > margin:
         return ""
     score = _words(part, _relative_error(part))
+    advice = (
+        ", and the order of the labels"
+        if output.is_classifier
+        else ", and that it is trained on targets scaled to about 1"
+    )
     return (
         f"{part.subject} is at chance on the validation data ({score}): at its best temperature or "
         f"scale it gains {gain:.4f} ± {margin:.4f} nats over one constant prediction for all "
-        "examples. Check that they are preprocessed as in training, and the order of the labels."
+        f"examples. Check that they are preprocessed as in training{advice}."
     )
 
 

@@ -191,7 +191,10 @@ def _train_one_epoch(trial: Trial, setting: Setting, epoch: int, limits: Limits)
     previous = trial.nll
 
     def fit(network: keras.Model) -> None:
-        setting.training_part.epoch(network, epoch, limits)
+        with warnings.catch_warnings():
+            # The first epoch may be a part of one.
+            warnings.filterwarnings("ignore", message="`train_size` is")
+            setting.training_part.epoch(network, epoch, limits)
 
     try:
         state = trial.engine.train(trial.state, fit)

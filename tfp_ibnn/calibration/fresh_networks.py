@@ -11,6 +11,7 @@ import numpy as np
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn.calibration.engine import copy_of_optimizer
 from tfp_ibnn.calibration.fine_tuning import Limits
+from tfp_ibnn.calibration.network import with_graph
 from tfp_ibnn.calibration.trials import OutOfTime, Setting
 from tfp_ibnn.conversion.copying import copy_of
 from tfp_ibnn.conversion.graph import functional_graph
@@ -83,7 +84,8 @@ class FreshNetworks:
                 self._swag = self._new_swag(network)
                 callbacks = [self._swag]
             self.train(network, *callbacks)
-            self._trained.append(copy_of(network))  # without the optimizer's variables
+            # Without the optimizer's variables.
+            self._trained.append(copy_of(with_graph(network)))
             self._seconds_of_each.append(self.seconds)
         return self._trained[:number]
 

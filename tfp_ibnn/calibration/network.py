@@ -1,5 +1,6 @@
 """The network to calibrate, as a graph, and those that it is compared with."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,6 +9,7 @@ import keras
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.conversion.wrappers import PredictionWrapper
 from tfp_ibnn.layers import stochastic_layers
+from tfp_ibnn.layers.carried import own_methods
 from tfp_ibnn.likelihoods.last_layer import activation_of
 from tfp_ibnn.weights import WeightPosterior, WeightSets
 
@@ -35,6 +37,26 @@ def as_network(model: Any) -> keras.Model:
     if stochastic_layers(model):
         raise ValueError("`model` has stochastic layers: give ibnn.to_deterministic(model).")
     return with_graph(model)
+
+
+def warn_of_own_training(model: Any, effort: str, build: Any) -> None:
+    """Warn that candidates are not trained as a model's class trains it.
+
+    Args:
+        model: the model to calibrate, as it was given.
+        effort: of `calibrate`; "seconds" trains nothing.
+        build: the user's function for fresh networks, or None.
+    """
+    own = [name for name in ("train_step", "compute_loss") if name in own_methods(type(model))]
+    if not own or effort == "seconds":
+        return
+    fresh = "" if build is not None else ", and `build` for fresh networks"
+    warnings.warn(
+        f"`model` has a `{own[0]}` of its own; candidates that `calibrate` trains may do without "
+        "it: they are trained by Keras, with the loss of `compile`. Give posteriors that you "
+        f"trained yourself as `candidates`{fresh}.",
+        stacklevel=3,
+    )
 
 
 def with_graph(model: keras.Model) -> keras.Model:

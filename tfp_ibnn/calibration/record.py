@@ -1,13 +1,27 @@
-"""A report as JSON."""
+"""A report as JSON, and the folder it is written to."""
 
 import json
 import math
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tfp_ibnn.calibration.candidates import Standing
+
+
+def folder_for_report(path: str | os.PathLike) -> Path:
+    """Create a folder if needed and return it, or raise if a model in it is not of a report."""
+    folder = Path(path)
+    if (folder / "model.keras").exists() and not (folder / "report.json").exists():
+        raise FileExistsError(
+            f"{folder} has a model.keras that is not of a report, and it would be replaced: give "
+            "another folder."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def to_json(value: Any) -> str:

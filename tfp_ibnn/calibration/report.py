@@ -19,7 +19,7 @@ from tfp_ibnn.calibration.evaluation import evaluation
 from tfp_ibnn.calibration.examples import Examples
 from tfp_ibnn.calibration.figures import report_figure
 from tfp_ibnn.calibration.reading import read
-from tfp_ibnn.calibration.record import record_of, to_json
+from tfp_ibnn.calibration.record import folder_for_report, record_of, to_json
 from tfp_ibnn.calibration.rows import described, groups_of
 from tfp_ibnn.calibration.scaling import scaled_model
 from tfp_ibnn.calibration.table import Table
@@ -174,6 +174,8 @@ class Report:
         Raises:
             ValueError: for examples with weights, positions or several outputs.
         """
+        if ood is not None and not isinstance(ood, Mapping):
+            raise ValueError(f"`ood` must be a dict of inputs by name; got {type(ood).__name__}.")
         with Heartbeat("deciding on the test examples", printer(verbose)):
             examples = self._read(test)
             if groups_of(examples) is not None:
@@ -376,18 +378,6 @@ class Report:
         shown = [standing.candidate.name for standing in compared if standing.is_undominated]
         shown += [self.candidates[0].name, self.chosen.name]
         return Table(caption, rows, self.chosen.name, shown)
-
-
-def folder_for_report(path: str | os.PathLike) -> Path:
-    """Create a folder if needed and return it, or raise if a model in it is not of a report."""
-    folder = Path(path)
-    if (folder / "model.keras").exists() and not (folder / "report.json").exists():
-        raise FileExistsError(
-            f"{folder} has a model.keras that is not of a report, and it would be replaced: give "
-            "another folder."
-        )
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def _count(kind: str, y: np.ndarray, groups: np.ndarray | None) -> str:

@@ -20,7 +20,7 @@ from tfp_ibnn.calibration.fine_tuning import (
     fine_tuning_optimizer,
 )
 from tfp_ibnn.calibration.fresh_networks import FreshNetworks, check_build
-from tfp_ibnn.calibration.network import as_network, posteriors_of
+from tfp_ibnn.calibration.network import as_network, posteriors_of, warn_of_own_training
 from tfp_ibnn.calibration.report import Report
 from tfp_ibnn.calibration.rows import described, groups_of
 from tfp_ibnn.calibration.speed import announce_times, in_words
@@ -128,6 +128,7 @@ def calibrate(
     end = deadline(minutes)
     batch_size = None if batch_size is None else checks.positive_integer("batch_size", batch_size)
     seed = checks.whole("seed", seed)
+    warn_of_own_training(model, effort, build)
     model = as_network(model)
     output, loss = likelihood_for_calibration(model, loss)
     posteriors = posteriors_of(candidates or {}, model)
@@ -157,7 +158,6 @@ def calibrate(
         effort=effort,
         most=math.inf if epochs else HALF,
     )
-    # Of candidates that cannot be used, errors are raised before any work is done.
     engines = {name: posterior_engine(setting, each) for name, each in posteriors.items()}
     setting = setting._replace(candidates=engines)
     report = _compare(setting, minutes, build, start)

@@ -11,6 +11,7 @@ import numpy as np
 from tfp_ibnn.calibration.engine import Engine
 from tfp_ibnn.calibration.examples import Examples
 from tfp_ibnn.calibration.fine_tuning import NOISE
+from tfp_ibnn.calibration.network import without_graph
 from tfp_ibnn.calibration.reading import Reader
 from tfp_ibnn.calibration.trials import Setting, Trial, attempt, posterior_engine
 from tfp_ibnn.conversion.copying import copy_of
@@ -82,6 +83,8 @@ def _laplace(name: str, subset: str, setting: Setting) -> Trial:
 def _laplace_trial(setting: Setting, name: str, subset: str) -> Trial:
     """Return a trial of a fitted `Laplace`, with a state for each of its prior precisions."""
     start = time.monotonic()
+    if without_graph(setting.model) is not setting.model:
+        raise ValueError("`model` has a `call` of its own.")
     structure = _hessian_structure(setting, subset)
     examples = _counted(training_examples(setting), setting)
     with warnings.catch_warnings(action="ignore"):  # the comparison shows what they warn about

@@ -9,7 +9,7 @@ from keras import ops
 
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn.layers import StochasticLayer
+from tfp_ibnn.layers import StochasticLayer, stochastic_layers
 from tfp_ibnn.layers.model import StochasticModel
 
 Call = Callable[..., Any]
@@ -55,7 +55,9 @@ def extended(graph: keras.Model, outputs: Any, name: str) -> keras.Model:
             operation.name = f"{first_name}_added_{number}"
             number += 1
         taken.add(operation.name)
-    return keras.Model(graph.input, outputs, name=name)
+    # The config of a StochasticModel has the stochastic layers inside of others, as in an RNN.
+    kind = StochasticModel if stochastic_layers(graph) else keras.Model
+    return kind(graph.input, outputs, name=name)
 
 
 class _Step(NamedTuple):

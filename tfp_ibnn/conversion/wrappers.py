@@ -1,5 +1,6 @@
 """Keras models around another model, whose inputs they take."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +35,10 @@ class PredictionWrapper:
             if name in config:
                 part = keras.saving.deserialize_keras_object(config[name], custom_objects)
                 config[name] = part
-        return cls(**config)
+        with warnings.catch_warnings():
+            # Whoever made the model was told.
+            warnings.filterwarnings("ignore", message="`interval` holds")
+            return cls(**config)
 
 
 class ScaledModel(PredictionWrapper):

@@ -8,7 +8,7 @@ from keras import ops
 
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn.conversion.convert import without_uncertainty
-from tfp_ibnn.conversion.graph import functional_graph
+from tfp_ibnn.conversion.graph import extended, functional_graph
 from tfp_ibnn.conversion.wrappers import PredictionWrapper
 from tfp_ibnn.decisions.feature_scores import FeatureScore
 from tfp_ibnn.layers.base import CONVOLUTIONS
@@ -67,7 +67,7 @@ def feature_network(
         features = ops.concatenate([features, _validity(features, mask)], axis=-1)
     elif len(features.shape) > 2:
         features = _mean_of_positions(features, mask)
-    return keras.Model(graph.inputs, features), layer
+    return extended(graph, features, f"{graph.name}_features"), layer
 
 
 def _input_of(layer: keras.layers.Layer) -> Any:

@@ -86,7 +86,7 @@ class LiveTransfer:
         """Yield the lessons of an epoch, with new draws."""
         for x in self._inputs(number):
             if self._augment is not None:
-                x = self._augment(x, training=True)
+                x = _augmented(self._augment, x)
             stream = np.int32(self._steps)
             self._steps += 1
             yield x, self._predict(x, stream)
@@ -101,6 +101,20 @@ class LiveTransfer:
         for batch in batches:
             x, *_ = keras.utils.unpack_x_y_sample_weight(batch)
             yield keras.tree.map_structure(as_array, x)
+
+
+def _augmented(augment: Any, x: Any) -> Any:
+    """Return a batch that a layer has changed, or raise if it cannot take several inputs."""
+    try:
+        return augment(x, training=True)
+    except Exception as error:  # of any type, of the layer's own
+        if not isinstance(x, (dict, list, tuple)):
+            raise
+        raise ValueError(
+            "`augment` must take and return all inputs of a batch together, here a "
+            f"{type(x).__name__} of {len(x)}: write a Keras layer that changes one of them. It "
+            f"raised {type(error).__name__}."
+        ) from None
 
 
 def transfer_of(

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfp_ibnn._core.serialization import load_in_shell
 from tfp_ibnn.conversion.wrappers import PredictionWrapper
 from tfp_ibnn.export.exporting import export
 from tfp_ibnn.layers import stochastic_layers
@@ -45,7 +46,7 @@ def run(
         UsageError: If `head` or `from_logits` is given for a model that already has it.
     """
     path = Path(model).with_suffix(_ENDINGS[format]) if output is None else Path(output)
-    loaded = keras.saving.load_model(model)
+    loaded = load_in_shell(model)
     if head is not None or from_logits is not None:
         if isinstance(loaded, PredictionWrapper):
             raise UsageError(

@@ -66,7 +66,12 @@ class Exported(NamedTuple):
             parts = {names[0]: x}
         if sorted(parts) != sorted(names):
             raise ValueError(f"`x` must hold the inputs {names}; got {sorted(parts)}.")
-        return {name: np.asarray(parts[name], specs[name]["dtype"]) for name in names}
+        return {name: _array(parts[name], specs[name]["dtype"]) for name in names}
+
+
+def _array(x: Any, dtype: str) -> np.ndarray:
+    """Return an input as an array of the dtype that a file takes; texts are "string" there."""
+    return np.asarray(x, object if dtype == "string" else dtype)
 
 
 def open_exported(path: str | os.PathLike) -> Exported:

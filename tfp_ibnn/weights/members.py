@@ -52,7 +52,8 @@ class Members:
         for seed in self._seeds:
             start = time.monotonic()
             model = self._built(seed)
-            self._check_alike(model, seed)
+            if model.built:  # else when it is trained
+                self._check_alike(model, seed)
             own_callbacks = _called(callbacks, seed) if callable(callbacks) else callbacks
             name = f"Member {self._seeds.index(seed) + 1} of {len(self._seeds)}"
             with Heartbeat(name, printer(self._is_slow_shown)):

@@ -57,10 +57,9 @@ class OwnStep(Classifier):
 
 def test_a_training_of_its_own_is_named():
     with pytest.warns(UserWarning, match="has a `train_step` of its own.*and `build` for fresh"):
-        warn_of_own_training(OwnStep(), "minutes", None)
+        warn_of_own_training(OwnStep(), None)
     with warnings.catch_warnings(action="error"):
-        warn_of_own_training(Classifier(), "minutes", None)
-        warn_of_own_training(OwnStep(), "seconds", None)
+        warn_of_own_training(Classifier(), None)
 
 
 def test_fresh_networks_with_a_call_of_their_own_make_an_ensemble(classifier, eagerly):

@@ -39,23 +39,22 @@ def as_network(model: Any) -> keras.Model:
     return with_graph(model)
 
 
-def warn_of_own_training(model: Any, effort: str, build: Any) -> None:
+def warn_of_own_training(model: Any, build: Any) -> None:
     """Warn that candidates are not trained as a model's class trains it.
 
     Args:
         model: the model to calibrate, as it was given.
-        effort: of `calibrate`; "seconds" trains nothing.
         build: the user's function for fresh networks, or None.
     """
     own = [name for name in ("train_step", "compute_loss") if name in own_methods(type(model))]
-    if not own or effort == "seconds":
+    if not own:
         return
     fresh = "" if build is not None else ", and `build` for fresh networks"
     warnings.warn(
         f"`model` has a `{own[0]}` of its own; candidates that `calibrate` trains may do without "
         "it: they are trained by Keras, with the loss of `compile`. Give posteriors that you "
         f"trained yourself as `candidates`{fresh}.",
-        stacklevel=3,
+        stacklevel=4,
     )
 
 

@@ -123,12 +123,11 @@ def calibrate(
         'MonteCarlo'
     """
     start = time.monotonic()
-    effort = _effort(effort, epochs, optimizer, build)
+    effort = _effort(model, effort, epochs, optimizer, build)
     samples = checks.positive_integer("samples", samples, least=2)
     end = deadline(minutes)
     batch_size = None if batch_size is None else checks.positive_integer("batch_size", batch_size)
     seed = checks.whole("seed", seed)
-    warn_of_own_training(model, effort, build)
     model = as_network(model)
     output, loss = likelihood_for_calibration(model, loss)
     posteriors = posteriors_of(candidates or {}, model)
@@ -158,6 +157,7 @@ def calibrate(
         effort=effort,
         most=math.inf if epochs else HALF,
     )
+    # Of candidates that cannot be used, errors are raised before any work is done.
     engines = {name: posterior_engine(setting, each) for name, each in posteriors.items()}
     setting = setting._replace(candidates=engines)
     report = _compare(setting, minutes, build, start)
@@ -166,8 +166,11 @@ def calibrate(
     return report
 
 
-def _effort(effort: Any, epochs: Any, optimizer: Any, build: Any) -> str:
-    """Return the effort, at least "minutes" if epochs or an optimizer are given, or raise."""
+def _effort(model: Any, effort: Any, epochs: Any, optimizer: Any, build: Any) -> str:
+    """Return the effort, at least "minutes" if epochs or an optimizer are given, or raise.
+
+    Warn if the model has a training of its own, which is not repeated.
+    """
     effort = checks.one_of("effort", effort, tuple(METHODS))
     if epochs is not None:
         checks.positive_integer("epochs", epochs)
@@ -176,6 +179,8 @@ def _effort(effort: Any, epochs: Any, optimizer: Any, build: Any) -> str:
         effort = "minutes"
     if build is not None and effort != "trainings":
         raise ValueError(f"`build` is for effort='trainings'; got effort={effort!r}.")
+    if effort != "seconds":
+        warn_of_own_training(model, build)
     return effort
 
 

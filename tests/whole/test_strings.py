@@ -62,6 +62,22 @@ def test_a_list_of_strings_is_refused(model):
         mc.predict(TEXTS.tolist(), verbose=0)
 
 
+@pytest.mark.parametrize("verb", ["calibrate", "laplace", "temperature", "distill", "fit"])
+def test_a_list_of_strings_is_refused_by_all(model, verb):
+    x = TEXTS.tolist()
+    sto = ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=40)
+    sto.compile("sgd", model.loss)
+    verbs = {
+        "calibrate": lambda: ibnn.calibrate(model, (x, LABELS), (x, LABELS)),
+        "laplace": lambda: ibnn.Laplace(model).fit(x, LABELS),
+        "temperature": lambda: ibnn.TemperatureScaling(model).fit(x, LABELS),
+        "distill": lambda: ibnn.distill(ibnn.MonteCarlo(sto, 2), x),
+        "fit": lambda: sto.fit(x, LABELS),
+    }
+    with pytest.raises(ValueError, match=r"single strings; give an array of them: np.array\(x\)"):
+        verbs[verb]()
+
+
 def test_a_dataset_of_strings(model):
     tf = pytest.importorskip("tensorflow")
     data = tf.data.Dataset.from_tensor_slices((TEXTS, LABELS)).batch(16)

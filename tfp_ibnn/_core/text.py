@@ -7,6 +7,17 @@ import numpy as np
 from keras import ops
 
 
+def refuse_single_strings(x: Any, name: str) -> None:
+    """Raise if inputs are lists of strings.
+
+    Args:
+        x: inputs, in any structure.
+        name: what the user calls them.
+    """
+    if any(isinstance(part, (str, bytes)) for part in keras.tree.flatten(x)):
+        raise ValueError(f"`{name}` holds single strings; give an array of them: np.array(x).")
+
+
 def with_strings(x: Any) -> Any:
     """Return inputs, with arrays of strings as tensors; datasets are left as they are."""
 

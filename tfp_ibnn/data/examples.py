@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from tfp_ibnn._core import checks
+from tfp_ibnn._core.text import refuse_single_strings
 from tfp_ibnn.data.datasets import dataset_batches, is_dataset, progress_bar
 
 
@@ -45,6 +46,7 @@ class Examples(NamedTuple):
         """
         if not isinstance(arrays, (tuple, list)):
             arrays = (arrays,)
+        refuse_single_strings(arrays[:1], name)
         if not 1 <= len(arrays) <= 3:
             raise ValueError(f"`{name}` must give (x, y) or (x, y, sample_weight).")
         x, y, weight = (*arrays, None, None)[:3]

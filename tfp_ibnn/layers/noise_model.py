@@ -13,7 +13,7 @@ from tfp_ibnn._core import checks, keras_internals, serialization
 from tfp_ibnn._core.backend import Tensor, replica_count
 from tfp_ibnn._core.keras_losses import output_losses
 from tfp_ibnn._core.progress import FirstBatch
-from tfp_ibnn._core.text import TakesStrings, with_strings
+from tfp_ibnn._core.text import TakesStrings, refuse_single_strings, with_strings
 from tfp_ibnn.layers import inside, loss_scale, rows
 from tfp_ibnn.layers.carried import own_methods
 from tfp_ibnn.layers.control import stochastic_layers
@@ -126,6 +126,7 @@ class NoiseModel(TakesStrings):
             rows.check_rows(self)
         args, kwargs = with_strings((args, kwargs))
         bound = inspect.signature(super().fit).bind(*args, **kwargs)
+        refuse_single_strings(bound.arguments.get("x"), "x")
         callbacks = _holder(bound, "callbacks").get("callbacks")
         is_ready = isinstance(callbacks, keras.callbacks.CallbackList)
         is_whole_epoch = _holder(bound, "steps_per_epoch").get("steps_per_epoch") is None

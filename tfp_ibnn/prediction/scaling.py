@@ -8,7 +8,7 @@ import numpy as np
 
 from tfp_ibnn._core import checks
 from tfp_ibnn._core.backend import Tensor
-from tfp_ibnn._core.text import TakesStrings, with_strings
+from tfp_ibnn._core.text import TakesStrings, refuse_single_strings, with_strings
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.conversion.wrappers import ScaledModel, innermost
 from tfp_ibnn.data.datasets import is_dataset
@@ -174,6 +174,7 @@ class FittedScaling(ScaledModel, TakesStrings, keras.Model):
         """Run the classifier on arrays."""
         if y is None:
             raise ValueError("`y` must hold the labels when `x` is an array; got None.")
+        refuse_single_strings(x, "x")
         if not len(keras.tree.flatten(x)[0]):
             raise ValueError("`x` must hold at least one example; got none.")
         masks = output_masks(self)

@@ -9,6 +9,7 @@ from keras import ops
 
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.protocols import WeightPosterior
+from tfp_ibnn._core.text import refuse_single_strings
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.conversion.wrappers import unscaled
 from tfp_ibnn.layers import stochastic_layers
@@ -41,7 +42,8 @@ def check_model(model: Any, dropout: bool) -> keras.Model:
     if dropout and functional_graph(unscaled(network)) is None:
         raise ValueError(
             "`dropout` is for Functional and Sequential models, not for "
-            f"{network.name!r}, a {type(network).__name__}."
+            f"{network.name!r}, a {type(network).__name__}: build it as keras.Model(inputs, "
+            "outputs), or use ibnn.to_stochastic."
         )
     return network
 
@@ -95,8 +97,7 @@ def check_input(x: Any, y: Any = None) -> None:
     inputs = keras.tree.flatten(x)
     if all(part is None for part in inputs):
         raise ValueError("`x` is missing: give arrays, or a dataset.")
-    if any(isinstance(part, (str, bytes)) for part in inputs):
-        raise ValueError("`x` holds single strings; give an array of them: np.array(x).")
+    refuse_single_strings(inputs, "x")
     for part in inputs:
         array = _as_array(part)
         if array is not None:

@@ -77,6 +77,17 @@ def test_fresh_networks_with_a_call_of_their_own_make_an_ensemble(classifier, ea
     assert "ensemble of 2" in report.table().rows
 
 
+def test_a_part_of_an_epoch_is_no_wrong_train_size(classifier, monkeypatch, eagerly, recwarn):
+    """A sixth of two epochs of training is a third of an epoch."""
+    model, x, y = classifier
+    model.fit(x, y, epochs=2, verbose=0)
+    kept = methods(untrained.as_it_is, minutes=(fine_tuned.gaussian,))
+    monkeypatch.setattr(run, "METHODS", kept)
+    report = ibnn.calibrate(model, (x, y), (x, y), effort="minutes", samples=2, verbose=False)
+    assert "Gaussian" in report.table().rows
+    assert not [warning for warning in recwarn if "train_size" in str(warning.message)]
+
+
 def test_a_call_of_its_own_is_calibrated(classifier, monkeypatch, eagerly, tmp_path):
     """It is fine-tuned, and made stochastic; Laplace leaves itself out with a line."""
     model, x, y = classifier

@@ -171,6 +171,8 @@ def test_decisions(report, overfitted):
     assert found["share answered at 1 % error"] == pytest.approx(share, abs=1e-4)
     card = report.card()
     assert all(f"{name}: {value}" in card for name, value in found.items())
+    with pytest.raises(ValueError, match="`ood` must be a dict of inputs by name; got ndarray"):
+        report.decide((x, y), noise)
     few = report.decide((x[:100], y[:100]))
     assert few["left out"].startswith("The guarantee takes at least 299 answers")
     assert few["OOD AUROC"].startswith("left out")

@@ -107,6 +107,17 @@ def test_a_detector_with_dead_units_is_exported(tmp_path):
     np.testing.assert_allclose(score, made.score(NEW), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.once
+def test_intervals_of_a_squared_loss_are_loaded_without_a_word(eagerly, tmp_path, recwarn):
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    found = ibnn.Conformal(model, "cqr").fit(X, X[:, 0])
+    found.save(tmp_path / "intervals.keras")
+    loaded = keras.models.load_model(tmp_path / "intervals.keras")
+    assert not [warning for warning in recwarn if "`interval` holds" in str(warning.message)]
+    np.testing.assert_array_equal(loaded.predict(NEW), found.predict(NEW))
+
+
 @needs_tensorflow
 def test_intervals_are_exported(eagerly, tmp_path):
     model = keras.Sequential([keras.Input((3,)), layers.Dense(2), ibnn.layers.GaussianHead()])

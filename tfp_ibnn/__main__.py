@@ -61,7 +61,8 @@ def _calibrate(model: str, data: str, output: str, **options: Any) -> None:
     train, validation, test = _read(data)
     path = folder_for_report(output)  # rather an error now than at the end
     network = load_in_shell(model)
-    if len(getattr(network, "inputs", None) or [0]) > 1:
+    inputs = getattr(network, "inputs", None)  # None of a model with its own `call`
+    if inputs is not None and len(inputs) > 1:
         raise ValueError(f"{model} has several inputs: use ibnn.calibrate in Python.")
     report = calibrate(network, train, validation, **options)
     print(f"\n{report}\n")

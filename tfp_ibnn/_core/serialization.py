@@ -15,6 +15,18 @@ from tfp_ibnn._core import keras_internals
 _KEY = "random_state_"
 
 
+class UnknownClassError(ValueError):
+    """A file holds a class or a function that is not known.
+
+    Attributes:
+        what: that, in words.
+    """
+
+    def __init__(self, what: str, advice: str) -> None:
+        super().__init__(f"{what}{advice}")
+        self.what = what
+
+
 @contextlib.contextmanager
 def naming_unknown_classes() -> Iterator[None]:
     """Raise one line with the class that is not known, where Keras prints the whole config."""
@@ -26,10 +38,11 @@ def naming_unknown_classes() -> Iterator[None]:
             raise
         kind, name = unknown.groups()
         short = name.split(">")[-1]
-        raise ValueError(
-            f"The file holds the {kind} {name!r}, which is not known: import what defines it with "
-            "@keras.saving.register_keras_serializable() first, or load the file by "
-            f"keras.models.load_model(path, custom_objects={{{name!r}: {short}}})."
+        raise UnknownClassError(
+            f"The file holds the {kind} {name!r}, which is not known",
+            ": import what defines it with @keras.saving.register_keras_serializable() first, or "
+            "load the file by keras.models.load_model(path, "
+            f"custom_objects={{{name!r}: {short}}}).",
         ) from None
 
 
@@ -38,14 +51,11 @@ def load_in_shell(path: str) -> keras.Model:
     try:
         with naming_unknown_classes():
             return keras.saving.load_model(path)
-    except ValueError as error:
-        if "which is not known" not in str(error):
-            raise
-        what, _ = str(error).split(": import")
-        raise ValueError(
-            f"{what}, and cannot be imported from a shell: do the same in Python, where it is "
-            "defined."
-        ) from None
+    except UnknownClassError as error:
+        advice = (
+            ", and cannot be imported from a shell: do the same in Python, where it is defined."
+        )
+        raise UnknownClassError(error.what, advice) from None
 
 
 class Configured:

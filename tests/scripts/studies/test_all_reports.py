@@ -8,21 +8,23 @@ import pytest
 
 import study
 from lib import files, tasks
+from studies.command import Study
 
 ROOT = Path(__file__).parents[3]
 
 
-def reported(name):
-    """Whether a study stores runs, whose tables its report shows."""
-    settings = importlib.import_module(f"studies.{name}").STUDY
-    report = getattr(settings, "report", None)
-    return report is not None and (ROOT / report).exists() and (ROOT / settings.results).is_dir()
+def settings_of(name):
+    return importlib.import_module(f"studies.{name}").STUDY
+
+
+STORED = [name for name in study.studies() if isinstance(settings_of(name), Study)]
+"""The studies that keep their runs; others measure times, or compare with other packages."""
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("name", [name for name in study.studies() if reported(name)])
+@pytest.mark.parametrize("name", STORED)
 def test_the_report_shows_the_stored_runs(name):
-    settings = importlib.import_module(f"studies.{name}").STUDY
+    settings = settings_of(name)
     make = importlib.import_module(f"studies.{name}.tables").tables
     text = (ROOT / settings.report).read_text(encoding="utf-8")
     blank = re.sub(f"(<!-- {name}: .* -->\n)[^<]*", r"\1old\n", text)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tfp_ibnn.calibration.candidates import Cost, behind, choose, undominated
+from tfp_ibnn.calibration.candidates import NEGLIGIBLE, Cost, behind, choose, undominated
 
 pytestmark = pytest.mark.once
 
@@ -95,3 +95,11 @@ def test_undominated():
     costs = [Cost(*cost, megabytes) for megabytes, (_, *cost) in enumerate(points.values())]
     kept = [name for name, keep in zip(points, undominated(scores, costs), strict=True) if keep]
     assert kept == ["best and dear", "cheap", "its equal", "untrained"]
+
+
+def test_a_negligible_gain_is_worth_no_cost():
+    base = np.array([1.0, 2.0, 3.0, 4.0])
+    costs = [(1, False), (1, True)]
+    # All differences are equal, so the standard error is 0.
+    assert choose([base, base - 0.5 * NEGLIGIBLE], costs) == 0
+    assert choose([base, base - 2 * NEGLIGIBLE], costs) == 1

@@ -16,6 +16,8 @@ from tfp_ibnn.likelihoods.class_scaling import ClassScaling
 
 _BLOCK = 2**23
 """The largest number of raw outputs that are held at once."""
+NEGLIGIBLE = 0.001
+"""The smallest difference of mean NLLs that is worth any cost, in nats."""
 
 
 class Cost(NamedTuple):
@@ -163,7 +165,7 @@ def choose(
     weight: np.ndarray | None = None,
     groups: np.ndarray | None = None,
 ) -> int:
-    """Return the cheapest candidate within one standard error of the best.
+    """Return the cheapest candidate within one standard error of the best, or `NEGLIGIBLE`.
 
     Ties in cost go to the lowest NLL, even if that candidate is beyond the error. The error is that
     of the mean difference from the best, and is small for candidates that resemble the best, so the
@@ -179,8 +181,8 @@ def choose(
         The index of a candidate.
     """
     distance, error = behind(nll, weight, groups=groups)
-    within_error = np.flatnonzero(distance <= error)
-    cheapest = min(costs[index] for index in within_error)
+    as_good = np.flatnonzero(distance <= np.maximum(error, NEGLIGIBLE))
+    cheapest = min(costs[index] for index in as_good)
     equally_cheap = [index for index, cost in enumerate(costs) if cost == cheapest]
     return min(equally_cheap, key=lambda index: distance[index])
 

@@ -63,8 +63,8 @@ def calibrate(
 
     Half of the validation data is used to fit temperatures and Laplace's prior precision, and to
     choose the best epoch; the other half to choose the cheapest candidate whose NLL is within one
-    standard error of the best. With fewer than 1,000 validation examples, all of them are used for
-    both, by five-fold cross-fitting.
+    standard error, or 0.001 nats, of the best. With fewer than 1,000 validation examples, all of
+    them are used for both, by five-fold cross-fitting.
 
     A regression with a squared loss becomes Gaussian, with a fitted standard deviation; one with a
     `GaussianHead` gets a factor for its standard deviations. The model itself is not changed.

@@ -19,8 +19,12 @@ _PRECISIONS = (1e-2, 1e6)
 """Bounds of the precision at which a second head starts."""
 _SMALLEST = 1e-6
 """The smallest parameter of a Beta distribution whose quantiles are computed."""
-_RESOLUTION = 1e-6
-"""Resolution of the disagreement of draws in float32, in nats."""
+_RESOLUTION = 0.03
+"""The disagreement of draws, in nats, below which differences no longer count to a student.
+
+Its loss is relative: without such a limit, differences between tiny disagreements would weigh as
+much as those between large ones, and the mean would suffer.
+"""
 _SMOOTHING = 1e-4
 """The share of the uniform distribution in the targets of a Dirichlet: no probability is 0."""
 

@@ -20,6 +20,7 @@ from lib.parts import images, interleaved, packaged
 from lib.scenes import garment_scenes
 from lib.tasks import run_tasks
 from lib.texts import VOCABULARY, WORDS, scipy_paragraphs
+from studies.calibrate import dropout
 from tfp_ibnn.calibration.efforts import up_to
 from tfp_ibnn.calibration.fresh import SIZES
 
@@ -180,6 +181,9 @@ def run(name, seed, quick=False, data_dir=None, effort="trainings", schedule="ow
         candidate: {key: value for key, value in row.items() if not isinstance(value, str)}
         for candidate, row in rows.items()
     }
+    samples = options.get("samples", 32)
+    if tuned := dropout.tuned_dropout(model, validation, test, samples, seed):
+        numbers[dropout.NAME] = tuned
     chosen = {"chosen": report.chosen.name, "choices": choices(report, effort)}
     return {**about, **chosen, "candidates": numbers}
 

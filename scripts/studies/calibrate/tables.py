@@ -9,6 +9,9 @@ from lib.markdown import change, markdown_table
 from studies.calibrate.run import PAIRS, TUNED, UNSEEN, same_cost, scores_of
 from tfp_ibnn.calibration.efforts import METHODS
 
+SUFFIX = " + temperature"
+BASE = f"as it is{SUFFIX}"
+
 
 def table(records, names):
     """Return a Markdown table of pairs: scores before and after, and paired differences."""
@@ -66,6 +69,41 @@ def by_effort(records, schedule="own"):
     return markdown_table(pd.DataFrame(lines)) if lines else "Not run yet."
 
 
+def by_method(records, schedule):
+    """Return a Markdown table of each method at a temperature, against the temperature alone.
+
+    Differences are of NLLs on test data, over all pairs and seeds that have the method.
+    """
+    runs = [x for x in records if "choices" in x and x["options"]["schedule"] == schedule]
+    gains = {}
+    costs = {}
+    for record in runs:
+        rows = record["candidates"]
+        base = rows.get(BASE)
+        for name, row in rows.items() if base else ():
+            if name.endswith(SUFFIX) and name != BASE:
+                method = name.removesuffix(SUFFIX)
+                gains.setdefault(method, {}).setdefault(record["pair"], []).append(
+                    row["NLL"] - base["NLL"]
+                )
+                costs.setdefault(method, []).append((row["passes"], row["trainings"]))
+    lines = []
+    for method, by_pair in gains.items():
+        every = np.concatenate([np.array(values) for values in by_pair.values()])
+        passes, trainings = np.mean(costs[method], axis=0)
+        cells = {
+            "method, at a temperature": method,
+            "runs": len(every),
+            "NLL - temperature": change(every),
+            "median": f"{np.median(every):+.4f}",
+            "better by 0.001 / worse": f"{np.sum(every < -0.001)} / {np.sum(every > 0.001)}",
+            "passes": f"{passes:.3g}",
+            "trainings": f"{trainings:.3g}",
+        }
+        lines.append(cells)
+    return markdown_table(pd.DataFrame(lines)) if lines else "Not run yet."
+
+
 def tables(records):
     """Return the tables of pages: pairs that `calibrate` was tuned on, others, and all by effort.
 
@@ -76,5 +114,7 @@ def tables(records):
         "tuned": table(own, TUNED),
         "unseen": table(own, UNSEEN),
         "efforts": by_effort(records),
+        "methods": by_method(records, "own"),
         "cosine": by_effort(records, "cosine"),
+        "cosine_methods": by_method(records, "cosine"),
     }

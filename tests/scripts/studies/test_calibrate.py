@@ -4,11 +4,13 @@ import dataclasses
 import os
 import types
 
+import keras
 import numpy as np
 import pytest
 
-from lib import files, parts, scenes, tasks, texts
-from studies.calibrate import STUDY
+import tfp_ibnn as ibnn
+from lib import files, parts, probabilities, scenes, tasks, texts
+from studies.calibrate import STUDY, dropout
 from studies.calibrate import run as study
 from studies.calibrate import tables as calibrate_tables
 from tfp_ibnn.calibration import efforts
@@ -42,6 +44,34 @@ def test_a_quick_run_is_stored_and_not_repeated(here, eagerly, tmp_path, capsys)
     assert "0 runs to do, 1 are there" in capsys.readouterr().out
     assert len(tasks.read(tmp_path)) == 1
     assert "wine 78" in (tmp_path / "table.md").read_text()
+
+
+def network_with_dropout(rate):
+    keras.utils.set_random_seed(0)
+    parts = [keras.layers.Dense(8, "relu"), keras.layers.Dropout(rate), keras.layers.Dense(3)]
+    model = keras.Sequential([keras.Input((4,)), *parts, keras.layers.Softmax()])
+    model.compile("adam", "sparse_categorical_crossentropy")
+    return model
+
+
+def test_dropout_is_tuned_on_validation_data_and_the_model_keeps_its_rate(eagerly):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(50, 4)).astype("float32")
+    y = random.integers(0, 3, 50)
+    model = network_with_dropout(0.4)
+    row = dropout.tuned_dropout(model, (x, y), (x, y), samples=4, seed=0)
+    scores = []
+    for rate in (0.2, 0.4, 0.6):
+        options = {"samples": 4, "dropout": True, "seed": 0}
+        averaged = ibnn.MonteCarlo(network_with_dropout(rate), **options)
+        p, labels = dropout.probabilities(averaged, x, y)
+        fitted = probabilities.best_temperature(p, labels)
+        scores.append(probabilities.nll(probabilities.scaled(p, fitted), labels))
+    assert row["NLL"] == pytest.approx(min(scores), rel=1e-5)
+    assert row["factor"] == dropout.FACTORS[np.argmin(scores)]
+    assert model.layers[1].rate == 0.4
+    plain = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    assert dropout.tuned_dropout(plain, (x, y), (x, y), samples=2, seed=0) == {}
 
 
 @pytest.mark.slow
@@ -172,6 +202,22 @@ def test_table_of_efforts():
     assert minutes[4].startswith("+0.1500")  # behind two networks
     assert minutes[6:] == ["1", "0.1"]
     assert calibrate_tables.by_effort(records, "cosine") == "Not run yet."
+
+
+def test_table_of_methods():
+    records = []
+    for seed, gain in enumerate([0.1, 0.3]):
+        record = made("digits", seed, [2.0, 1.5, 1.5 - gain])
+        record["options"] = {"schedule": "cosine"}
+        record["choices"] = {}
+        for row in record["candidates"].values():
+            row |= {"passes": 32.0, "trainings": 0.5}
+        records.append(record)
+    (line,) = calibrate_tables.by_method(records, "cosine").splitlines()[2:]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    # The standard error is 0.1, and t of one degree of freedom 12.706.
+    assert cells == ["fine-tuned", "2", "-0.2000 ± 1.2706", "-0.2000", "2 / 0", "32", "0.5"]
+    assert calibrate_tables.by_method(records, "own") == "Not run yet."
 
 
 def made(pair, seed, nll, chosen=-1):

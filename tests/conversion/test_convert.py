@@ -310,6 +310,20 @@ def test_seed_repeats_the_noise():
     assert np.any(numpy(first(x)) != numpy(other(x)))
 
 
+def test_layers_of_templates_with_seeds_of_their_own_share_none():
+    model = keras.Sequential([keras.Input((4,)), *(layers.Dense(4) for _ in range(3))])
+    first, second, third = (layer.name for layer in model.layers)
+    posterior = {
+        first: ibnn.NormalAffine(seed=1),
+        second: ibnn.NormalAffine(seed=0),
+        third: ibnn.NormalAffine(seed=0),
+    }
+    copy = ibnn.to_stochastic(model, posterior, train_size=N)
+    seeds = [layer.posterior.seed for layer in ibnn.stochastic_layers(copy)]
+    assert len(set(seeds)) == 3
+    assert seeds[0] == 1
+
+
 @pytest.mark.once
 def test_compiled_original(eagerly):
     model, x, _ = sequential()

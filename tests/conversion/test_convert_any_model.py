@@ -483,6 +483,24 @@ def test_containers_that_were_set_are_carried_over():
     assert model.names == ["one", "two"]
 
 
+class Limited(Scaled):
+    """Has a setting that is NaN unless it is given."""
+
+    def __init__(self, limit=float("nan")):
+        super().__init__()
+        self.limit = limit
+
+
+def test_nan_is_the_same_setting_as_nan():
+    model = Limited()
+    model(X)
+    converted = ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=9)
+    assert np.isnan(converted.model.limit)
+    model.limit = 3.0
+    with pytest.raises(ValueError, match=r"`limit` of 'limited.*' is 3.0, and nan in the copy"):
+        ibnn.to_stochastic(model, ibnn.NormalAffine(), train_size=9)
+
+
 @pytest.mark.parametrize(("argument", "attribute"), [("scale", "scale"), ("shift", "_shift")])
 def test_what_the_constructor_got_must_be_in_the_config(argument, attribute):
     model = Scaled(**{argument: 2.0})

@@ -370,3 +370,8 @@ def test_the_command_runs_on_tensorflow(monkeypatch):
     assert command_line.os.environ["KERAS_BACKEND"] == "jax"
     command_line.choose_backend(command_line.parse(["export", "model.keras"]))
     assert command_line.os.environ["KERAS_BACKEND"] == "tensorflow"
+
+
+def test_the_shell_assumes_no_batch_size():
+    options = command_line.parse(["calibrate", "m", "d", "--output", "o"])
+    assert options.batch_size is None

@@ -220,12 +220,29 @@ class OwnArguments(keras.Model):
         raise NotImplementedError
 
 
+class OwnAttributes(keras.Model):
+    """Its training uses parts that were set after the constructor."""
+
+    def train_step(self, *args):
+        raise NotImplementedError
+
+
+def with_attribute(value):
+    inputs = keras.Input((3,))
+    model = OwnAttributes(inputs, layers.Dense(2)(inputs))
+    model.used_in_training = value
+    return model
+
+
 @pytest.mark.once
 @pytest.mark.parametrize(
     ("model", "names"),
     [
         (lambda: Chain([keras.Input((3,)), layers.Dense(2)]), "compile, compute_loss.*train_step"),
         (lambda: OwnArguments(2), "OwnArguments defines: train_step"),
+        (lambda: with_attribute(layers.Dense(3)), "OwnAttributes defines: train_step"),
+        (lambda: with_attribute([layers.Dense(3)]), "OwnAttributes defines: train_step"),
+        (lambda: with_attribute({"a": keras.metrics.Mean()}), "OwnAttributes defines: train_step"),
     ],
 )
 def test_what_cannot_be_carried_is_named_with_a_remedy(model, names):

@@ -107,3 +107,14 @@ def test_words_do_not_depend_on_the_compiler():
     eager = numpy(model(x))
     model.compile(jit_compile=True)
     np.testing.assert_array_equal(model.predict(x, verbose=0), eager)
+
+
+def test_parts_of_a_key_have_keys_of_their_own():
+    whole = ops.convert_to_tensor(counter.key_from_seed(0))
+    of_parts = [counter.key_of_part(whole, part) for part in range(3)]
+    every = of_parts + [counter.key_of_part(one, part) for one in of_parts for part in range(3)]
+    found = {tuple(numpy(one).tolist()) for one in every}
+    assert len(found) == 12
+    assert all(min(pair) >= 0 for pair in found)
+    again = counter.key_of_part(whole, 2)
+    np.testing.assert_array_equal(numpy(again), numpy(of_parts[2]))

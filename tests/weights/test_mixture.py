@@ -12,11 +12,11 @@ from tests.weights.swag import X, network
 
 def test_a_mixture_takes_its_members_in_turn(mixture):
     """Draw s is draw s // 2 of member s mod 2, each with a key of its own."""
-    first, second = ibnn.noise.counter.key_from_seed(1)
+    key_of_all = ops.convert_to_tensor(ibnn.noise.counter.key_from_seed(1))
     draws = []
     for number in range(3):
         member, place = mixture.members[number % 2], number % 2
-        key = ops.convert_to_tensor([first ^ place, second], "int32")
+        key = ibnn.noise.key_of_part(key_of_all, place)
         draw = quick(lambda n, m=member, k=key: m.sampler(3).draw(X, k, n), member.variables)
         outputs = ops.softmax(draw(ops.convert_to_tensor(number // 2, "int32"))[0])
         draws.append(ops.convert_to_numpy(outputs))
@@ -44,6 +44,18 @@ def test_multi_swag(plain):
     mc = ibnn.MonteCarlo(mixture, samples=2, seed=0)
     one, other = (ops.convert_to_numpy(mc.draw(X, number)["mean"]) for number in (0, 1))
     assert np.abs(one - other).max() > 1e-4
+
+
+@pytest.mark.once
+def test_members_of_mixtures_in_a_mixture_have_draws_of_their_own(plain):
+    """Whatever the path to a member: the second of the first is not the first of the second."""
+    swag = plain[0].posterior()
+    pairs = [ibnn.WeightMixture([swag, swag]) for _ in range(2)]
+    mc = ibnn.MonteCarlo(ibnn.WeightMixture(pairs), samples=4, seed=0)
+    means = [ops.convert_to_numpy(mc.draw(X, number)["mean"]) for number in range(4)]
+    for number, first in enumerate(means):
+        for second in means[:number]:
+            assert np.abs(first - second).max() > 1e-4
 
 
 @pytest.mark.once

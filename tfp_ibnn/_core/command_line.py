@@ -78,7 +78,9 @@ def _add_calibrate(commands: Any) -> None:
     command.add_argument("--minutes", type=float, help="after which nothing more is trained")
     command.add_argument("--loss", help="of a model that is saved without one")
     command.add_argument("--samples", type=int, default=32, help="draws of a prediction (32)")
-    command.add_argument("--batch-size", type=int, default=32, help="of the training (32)")
+    command.add_argument(
+        "--batch-size", type=int, help="of the training (that of the model, or 32)"
+    )
     command.add_argument("--seed", type=int, default=0, help="of splits, order and draws (0)")
 
 

@@ -1,6 +1,5 @@
 """Models that train and evaluate as the user's class of the original says."""
 
-import contextlib
 import warnings
 from typing import Any
 
@@ -10,6 +9,9 @@ from tfp_ibnn._core import keras_internals
 from tfp_ibnn.conversion.transfer import Copied
 from tfp_ibnn.layers.carried import carrying, own_methods, settings
 from tfp_ibnn.layers.model import StochasticModel, StochasticSubclass, class_around
+
+_PARTS = (keras.layers.Layer, keras.metrics.Metric, keras.Variable)
+"""What a model's own methods may use, and no copy of its graph has."""
 
 
 def stochastic_model(copied: Copied, train_samples: int) -> StochasticModel | StochasticSubclass:
@@ -95,22 +97,26 @@ def deterministic_model(model: keras.Model, folded: keras.Model) -> keras.Model:
 
 def _model_like(model: keras.Model, kind: Any, copy: keras.Model, options: dict[str, Any]) -> Any:
     """Return a model of a class with a copy's graph and a model's settings, or None."""
-    with contextlib.suppress(Exception):  # of a constructor that takes something else
+    try:
         candidate = kind(copy.input, copy.output, **options)
-        if not keras_internals.is_functional(candidate) or _lacks_parts(candidate, model):
-            return None
-        for name, value in settings(model).items():
-            setattr(candidate, name, value)
-        return candidate
-    return None
+    except Exception:  # the constructor may take other arguments
+        return None
+    if not keras_internals.is_functional(candidate) or _lacks_parts(candidate, model):
+        return None
+    for name, value in settings(model).items():
+        setattr(candidate, name, value)
+    return candidate
 
 
 def _lacks_parts(candidate: keras.Model, model: keras.Model) -> bool:
-    """Whether a user's model keeps layers or variables as attributes that another one has not."""
+    """Whether a user's model has layers, metrics or variables as attributes that another lacks."""
     if isinstance(model, StochasticModel):  # which was made from inputs and outputs itself
         return False
+    of_keras = keras_internals.bookkeeping()
     for name, value in vars(model).items():
-        is_part = isinstance(value, (keras.layers.Layer, keras.Variable))
-        if is_part and name not in vars(candidate):
+        if name in of_keras:
+            continue
+        has_parts = any(isinstance(part, _PARTS) for part in keras.tree.flatten(value))
+        if has_parts and name not in vars(candidate):
             return True
     return False

@@ -34,7 +34,8 @@ def to_stochastic(
 ) -> StochasticModel | StochasticSubclass:
     """Return a stochastic copy of a model: each chosen layer has noise on its input or weights.
 
-    The copy is not compiled. Weights carry over; with the noise off, the copy computes what the
+    Each chosen layer multiplies its input by a latent z, or draws its weights; the posterior says
+    which. The copy is not compiled. Weights carry over; with the noise off, it computes what the
     original does. Dense, EinsumDense and all convolution layers can be converted, and the cells of
     LSTM, GRU and SimpleRNN by posteriors over z, in nested models, attention and other layers too.
     A layer that is used twice stays one, with one draw and one KL. The copy of a model with a
@@ -46,9 +47,9 @@ def to_stochastic(
         posterior: a template for all layers, or a mapping from patterns of layer names, or of
             paths such as "encoder/attention/query" (`re.fullmatch`, the first match wins), to
             templates. Layers that match no pattern stay deterministic, and a pattern passes over
-            layers that cannot be converted. Each must convert some layer, but for ".*", which
-            others may leave nothing to.
-        train_size: number of training examples, over which the KL is spread.
+            layers that cannot be converted. Every pattern must convert a layer, except ".*" after
+            other patterns.
+        train_size: number of training examples, over which the KL is spread; it must be given.
         noise: "channel" or "position", see `Stochastic`; for posteriors over z.
         kl_reduction: "sum" or "mean" over positions, see `Stochastic`; for posteriors over z.
         train_samples: samples of z for each example in training.
@@ -107,16 +108,19 @@ def _wrap(
         templates: of the chosen layers, by their places.
         train_size: number of training examples.
         seed: of the noise of the first layer, from which the others count on; None takes the
-            templates'.
+            templates'. No two layers get the same one.
         options: `noise` and `kl_reduction` of `wrap`.
     """
     depth = len(templates)
-    # By identity: a template of several layers is one, which they may have in common.
+    # Keyed by id: layers that share a template share its copy.
     at_depth = {id(template): template.at_depth(depth) for template in templates.values()}
     wrapped: dict[Steps, StochasticLayer] = {}
+    used: set[int] = set()
     for number, (steps, template) in enumerate(templates.items()):
         first_seed = template.seed if seed is None else seed
-        layer_seed = None if first_seed is None else first_seed + number
+        layer_seed = None
+        if first_seed is not None:
+            layer_seed = _unused(first_seed + number, used)
         place = places[steps]
         name = place.layer.name
         with place.name_scope():
@@ -126,6 +130,14 @@ def _wrap(
             layer.build(place.shape)
         wrapped[steps] = layer
     return wrapped
+
+
+def _unused(seed: int, used: set[int]) -> int:
+    """Return the first seed, from one on, that is not used yet, and add it to those that are."""
+    while seed in used:
+        seed += 1
+    used.add(seed)
+    return seed
 
 
 def to_deterministic(model: keras.Model) -> keras.Model:

@@ -1,6 +1,7 @@
 """What a copy of a model gets from the original: weights, settings, vocabularies."""
 
 import contextlib
+import math
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -178,7 +179,7 @@ def _copy_settings(layer: keras.layers.Layer, copy: keras.layers.Layer) -> None:
     parameters = arguments(layer)
     for name, value in settings(layer).items():
         is_known = name in values
-        if is_known and values[name] == value:
+        if is_known and _is_equal(values[name], value):
             continue
         is_argument = name.removeprefix("_") in parameters
         if is_argument and isinstance(value, (dict, list, tuple)):
@@ -189,6 +190,14 @@ def _copy_settings(layer: keras.layers.Layer, copy: keras.layers.Layer) -> None:
                 layer, f"`{name}` of {layer.name!r} is {value!r}, and {other!r} in the copy"
             )
         setattr(copy, name, value)
+
+
+def _is_equal(first: Any, second: Any) -> bool:
+    """Whether two settings are equal; NaN is equal to NaN."""
+    are_numbers = isinstance(first, float) and isinstance(second, float)
+    if are_numbers and math.isnan(first):
+        return math.isnan(second)
+    return first == second
 
 
 def owner_of(place: Place) -> keras.layers.Layer:

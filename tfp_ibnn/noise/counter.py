@@ -25,6 +25,23 @@ def key_from_seed(seed: int) -> np.ndarray:
     return non_negative.astype("int32")
 
 
+def key_of_part(key: Tensor, part: int) -> Tensor:
+    """Return a key (2,) for one of several parts that draw from a key; parts may have parts.
+
+    Args:
+        key: int32 or int64 values of at least 0, (2,).
+        part: the number of the part, at least 0.
+    """
+    words = ops.cast(key, "uint32")
+    zero = _word(0)
+    number = _word(part)
+    of_part = threefry(words[0], words[1], number, zero)
+    of_part = ops.stack(of_part)
+    one = _word(1)
+    non_negative = ops.right_shift(of_part, one)
+    return ops.cast(non_negative, key.dtype)
+
+
 @traced_once
 def threefry(first: Tensor, second: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Return two random words for each pair of counters.

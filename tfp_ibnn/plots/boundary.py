@@ -109,7 +109,7 @@ def decision_boundary(
         labels = _checked_labels(labels, len(x), surface.classes)
     if maximum is None:
         maximum = _largest(surface, uncertainty)
-    maximum = checks.positive("maximum", float(maximum))
+    maximum = checks.positive("maximum", maximum)
     ax = new_axes(ax, (5.2, 3.8) if legend else (3.9, 3.8))
     ink = np.interp(surface.uncertainty / maximum, (0, 1), _STYLES[style].ink)
     if style == "size":

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from tfp_ibnn import noise
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.backend import Tensor
 from tfp_ibnn._core.protocols import Chunks, Sampler, WeightPosterior
@@ -141,7 +142,7 @@ class MixtureSampler(WeightSampler):
 
         def branch(place: int, sampler: Sampler) -> Callable[[], Tensor]:
             # Each has its own key: members of one size would have the same noise otherwise.
-            member_key = ops.stack([ops.bitwise_xor(key[0], place), key[1]])
+            member_key = noise.key_of_part(key, place)
             return lambda: sampler.draw(inputs, member_key, number // count)
 
         branches = [branch(place, sampler) for place, sampler in enumerate(self._samplers)]

@@ -148,7 +148,7 @@ def test_attention_is_quantized_after_the_conversion(int8):
     sto.quantize("int8")
     np.testing.assert_allclose(predict_without_noise(sto, X), before, atol=0.1)
     model.quantize("int8")
-    with pytest.raises(ValueError, match="query' is quantized, of which the config"):
+    with pytest.raises(ValueError, match="query' is quantized, but the config"):
         stochastic(model)
 
 

@@ -87,8 +87,8 @@ def calibrate(
             for what a copy with new weights and a copy of its optimizer cannot repeat, such as
             pretrained weights. None makes such copies.
         epochs: number of epochs of fine-tuning; it raises the effort to at least "minutes". None
-            takes a tenth of those of the model, or 3, but at most a sixth, and then a part of the
-            steps of one if the model had fewer than six.
+            takes a tenth of the model's epochs, at least 3 and at most a sixth of them; below one
+            epoch, a part of its steps.
         optimizer: for fine-tuning; it also raises the effort to at least "minutes". None takes the
             model's own at a tenth of its learning rate. The posterior uses five times that rate.
         loss: a Keras loss; None takes the one that the model is compiled with.
@@ -157,7 +157,7 @@ def calibrate(
         effort=effort,
         most=math.inf if epochs else HALF,
     )
-    # Of candidates that cannot be used, errors are raised before any work is done.
+    # Candidates that cannot be used raise here, before any work is done.
     engines = {name: posterior_engine(setting, each) for name, each in posteriors.items()}
     setting = setting._replace(candidates=engines)
     report = _compare(setting, minutes, build, start)
@@ -189,7 +189,7 @@ def _announce(training: Training, data: Validation, say: Callable[[str], None]) 
     say(f"Training examples: {training.size:,}. Validation examples: {data.shares}.")
     if training.is_assumed:
         say("Batches of 32 are assumed: give `batch_size`, as in the training of `model`.")
-    say("Each NLL is of those to fit, at the temperature or scale that suits it best.")
+    say("Each NLL is on the examples to fit, at the temperature or scale that suits it best.")
     say("The first prediction and the first epoch of each kind take longer: they are compiled.")
 
 
@@ -210,6 +210,7 @@ def _compare(
     say = setting.say
     effort = setting.effort
     begun = time.monotonic()
+    # The model as it is comes first: all others are compared with it, and timed by it.
     first_method, *others = METHODS["seconds"]
     trials = list(first_method(setting))
     _watch_as_it_is(trials[0], setting)
@@ -218,10 +219,10 @@ def _compare(
     seconds = 0.0
     if say is not silent or effort == "trainings":
         seconds = announce_times(trials[0], setting, start, first_seconds)
-    if effort == "trainings":
+    if effort == "trainings":  # only now is it known how long a training takes
         fresh = FreshNetworks(setting, build, seconds)
         setting = setting._replace(fresh=fresh)
-    stages = {name: METHODS.get(name, ()) for name in up_to(effort)}
+    stages = {name: METHODS[name] for name in up_to(effort)}
     stages["seconds"] = others
     is_interrupted = run_stages(stages, trials, setting)
     mark_untried(trials, None if is_interrupted else minutes, say)

@@ -76,7 +76,7 @@ def deterministic_model(model: keras.Model, folded: keras.Model) -> keras.Model:
         The folded copy itself, where its class is the right one or, with a warning, no other can
         be made.
     """
-    if isinstance(model, StochasticSubclass):  # whose copy is of that class
+    if isinstance(model, StochasticSubclass):  # its copy already has the user's class
         return folded
     methods = own_methods(type(model))
     if not methods or not keras_internals.is_functional(folded):

@@ -16,8 +16,8 @@ from tfp_ibnn.layers.inside import Place, Steps
 
 Places = dict[Steps, Place]
 
-_NO_OPTIONS = ("name", "trainable", "shared_object_id", "vocabulary", "vocabulary_size")
-"""What differs in the config of a copy: its name, what it has adapted to, and Keras's numbers."""
+_IGNORED_KEYS = ("name", "trainable", "shared_object_id", "vocabulary", "vocabulary_size")
+"""What may differ in the config of a copy: its name, its vocabulary, and Keras's numbers."""
 
 
 class Copied(NamedTuple):
@@ -109,12 +109,12 @@ def _fill_lookups(pairs: list[tuple[Place, Place]]) -> None:
 
 
 def _match_lora(place: Place, copy: keras.layers.Layer) -> None:
-    """Give a copy LoRA where the layer has it; raise if it has lost its quantization."""
+    """Give a copy LoRA where the layer has it; raise if the copy has lost the quantization."""
     folding.adapt(copy, place.layer)
     if is_quantized(place.layer) and not is_quantized(copy):
         raise ValueError(
-            f"{place.path!r} is quantized, of which the config of the layer around it does not "
-            "know: quantize the model that ibnn.to_stochastic returns instead."
+            f"{place.path!r} is quantized, but the config of the layer around it does not record "
+            "it: quantize the model that ibnn.to_stochastic returns instead."
         )
 
 
@@ -142,7 +142,7 @@ def _options(layer: keras.layers.Layer) -> str | None:
 def _without_names(config: Any) -> Any:
     """Return a config, or a part of one, without what differs in a copy."""
     if isinstance(config, dict):
-        return {k: _without_names(v) for k, v in config.items() if k not in _NO_OPTIONS}
+        return {k: _without_names(v) for k, v in config.items() if k not in _IGNORED_KEYS}
     return config
 
 

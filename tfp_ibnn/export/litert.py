@@ -13,7 +13,7 @@ from tfp_ibnn._core.extras import needs
 from tfp_ibnn.export.checking import check_file_answers
 from tfp_ibnn.export.frozen import check_file, converted, freeze
 from tfp_ibnn.export.inputs import Inputs
-from tfp_ibnn.export.reading import KEY
+from tfp_ibnn.export.reading import METADATA_KEY
 from tfp_ibnn.export.served import Served
 
 QUANTIZATIONS = ("dynamic", "float16", "int8")
@@ -119,7 +119,7 @@ def _with_metadata(content: bytes, text: str) -> bytes:
     buffer = schema.BufferT()
     buffer.data = np.frombuffer(text.encode(), "uint8")
     entry = schema.MetadataT()
-    entry.name = KEY
+    entry.name = METADATA_KEY
     entry.buffer = len(model.buffers)
     model.buffers.append(buffer)
     model.metadata = [*(model.metadata or ()), entry]

@@ -11,7 +11,7 @@ from tfp_ibnn._core.extras import needs
 from tfp_ibnn.export.checking import check_file_answers
 from tfp_ibnn.export.frozen import check_file, converted, freeze, quietly
 from tfp_ibnn.export.onnx_operations import handlers
-from tfp_ibnn.export.reading import KEY
+from tfp_ibnn.export.reading import METADATA_KEY
 from tfp_ibnn.export.served import Served
 
 _OPSET = 18
@@ -38,7 +38,7 @@ def write_onnx(served: Served, path: Path, overwrite: bool) -> None:
     graph = freeze(served)
     model = converted("ONNX", _convert, onnx, tf2onnx, graph)
     facts = served.facts("onnx", "tf2onnx")
-    onnx.helper.set_model_props(model, {KEY: json.dumps(facts, allow_nan=False)})
+    onnx.helper.set_model_props(model, {METADATA_KEY: json.dumps(facts, allow_nan=False)})
     model.graph.name = served.network.name
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as temporary:
@@ -61,8 +61,7 @@ def _keep_choices(graph: Any, operations: list[Any]) -> list[Any]:
 def _keep_reshapes() -> Iterator[None]:
     """Keep the first of two reshapes in a row, which the converter would remove.
 
-    In the shape of the second, 0 stands for a size of what comes before: that of the first, which
-    need not be that of its input.
+    In the second one's shape, 0 copies a size from the first one's output, so the first must stay.
     """
     from tf2onnx.optimizer import back_to_back_optimizer
 

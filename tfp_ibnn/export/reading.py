@@ -12,7 +12,7 @@ from tfp_ibnn._core import backend
 from tfp_ibnn._core.extras import needs
 from tfp_ibnn.export.saved_model import MANIFEST
 
-KEY = "tfp_ibnn"
+METADATA_KEY = "tfp_ibnn"
 """The entry of a file's metadata with the facts as JSON: in ONNX one of `metadata_props`."""
 
 
@@ -103,7 +103,7 @@ def _open_onnx(path: Path) -> tuple[Callable[..., Any], str | None]:
     def run(**arrays: np.ndarray) -> dict[str, np.ndarray]:
         return dict(zip(names, session.run(names, arrays), strict=True))
 
-    return run, session.get_modelmeta().custom_metadata_map.get(KEY)
+    return run, session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
 
 
 def _open_litert(path: Path) -> tuple[Callable[..., Any], str | None]:
@@ -122,7 +122,7 @@ def _litert_facts(content: bytes) -> str | None:
     model = schema.Model.GetRootAs(content, 0)
     for place in range(model.MetadataLength()):
         entry = model.Metadata(place)
-        if entry.Name() == KEY.encode():
+        if entry.Name() == METADATA_KEY.encode():
             return model.Buffers(entry.Buffer()).DataAsNumpy().tobytes().decode()
     return None
 

@@ -20,11 +20,11 @@ def convolves(layer: keras.layers.Layer) -> bool:
 
 
 def finish(layer: keras.layers.Layer, outputs: Tensor) -> Tensor:
-    """Return the output of a layer, given that of its kernel: add the bias, then activate.
+    """Return the output of a layer, given its kernel's output: add the bias, then activate.
 
     Args:
         layer: one of Keras's own layers.
-        outputs: (..., channels), of its kernel.
+        outputs: the product or convolution with its kernel, (..., channels).
 
     Returns:
         A tensor of the same shape.
@@ -46,7 +46,10 @@ class SeparateChannels(NamedTuple):
 
     layer: keras.layers.Layer
     terms: Tensor
-    """layer_c(inputs) for each channel c, then the bias if there is one: (terms, numbers)."""
+    """layer_c(inputs) for each channel c, then the bias if there is one.
+
+    (terms, batch * positions * filters)
+    """
 
     positions: tuple[int | Tensor, ...]
     """Sizes of the axes of an output between those of the batch and of the filters."""

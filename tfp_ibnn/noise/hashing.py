@@ -40,6 +40,11 @@ def _sums(first: Tensor, second: Tensor, array: Any) -> tuple[Tensor, Tensor]:
     """Return the sums, over the values of each example, of the words of value and position.
 
     Sums modulo 2^32 are exact and have no order, so that devices cannot disagree.
+
+    Args:
+        first: one word of the key.
+        second: the other word of the key.
+        array: the values, (examples, ...).
     """
     values = words(_numbers(array))
     size = ops.shape(values)[1]
@@ -54,7 +59,10 @@ def _sums(first: Tensor, second: Tensor, array: Any) -> tuple[Tensor, Tensor]:
 
 
 def _numbers(array: Any) -> Tensor:
-    """Return the values of one input, (examples, size) in float32; -0 is 0."""
+    """Return the values of one input, (examples, size) in float32.
+
+    0 and -0 are equal, but differ in their bits, so -0 becomes 0.
+    """
     values = ops.cast(array, "float32")
     examples = ops.shape(values)[0]
     flat = ops.reshape(values, (examples, -1))

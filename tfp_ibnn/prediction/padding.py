@@ -88,7 +88,7 @@ def mask_of_arrays(masks: Masks, x: Any) -> np.ndarray | None:
         x: inputs, arrays of equal length in any structure.
 
     Returns:
-        A boolean array (N, ...), False for padding, or None without padding.
+        A boolean array (N, ...), False for padding; None without padding, and for several outputs.
     """
     count = len(keras.tree.flatten(x)[0])
     mask_by_batch = []
@@ -129,8 +129,8 @@ def without_padding(mask: Tensor, weight: Any, scaled: bool) -> Tensor:
     Args:
         mask: (N, ...), False for padding.
         weight: of the positions, or of the examples alone; None is 1 for all.
-        scaled: make up for the padding as Keras's losses do: a mean over all positions of what is
-            weighted is then that over the positions that are not padded.
+        scaled: scale the weights up, as Keras's losses do, so that a weighted mean over all
+            positions is the mean over those that are not padded.
 
     Returns:
         Weights in `keras.config.floatx()`, one for each position.
@@ -144,6 +144,6 @@ def without_padding(mask: Tensor, weight: Any, scaled: bool) -> Tensor:
         return mask
     weight = ops.cast(weight, mask.dtype)
     rank = len(mask.shape)
-    if weight.shape[-1] != 1:  # there may be one for each of several answers at a position
+    if weight.shape[-1] != 1:  # a position with several answers may have a weight for each
         rank = max(rank, len(weight.shape))
     return with_rank(mask, rank) * with_rank(weight, rank)

@@ -1,4 +1,4 @@
-"""What runs sampled networks that differ in their weights."""
+"""Samplers of networks that differ in their weights."""
 
 import math
 from collections.abc import Callable, Sequence

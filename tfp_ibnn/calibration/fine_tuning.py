@@ -84,8 +84,7 @@ def epochs_of_fine_tuning(model_epochs: float) -> float:
 def fine_tuning_optimizer(model: keras.Model, optimizer: Any) -> keras.optimizers.Optimizer:
     """Return the optimizer of the fine-tuning: the user's, or the model's at a tenth of its rate.
 
-    A schedule gives a tenth of its current value, but at least a thousandth of its largest so far,
-    since many schedules end at 0.
+    A schedule gives a tenth of its largest value so far, since many schedules end at 0.
 
     Args:
         model: the trained model.
@@ -108,25 +107,23 @@ def fine_tuning_optimizer(model: keras.Model, optimizer: Any) -> keras.optimizer
             "optimizer=keras.optimizers.Adam(1e-4)."
         )
     config = trained_by.get_config()
-    config["learning_rate"] = _present_rate(trained_by, config["learning_rate"]) / 10
+    config["learning_rate"] = _rate_of_training(trained_by, config["learning_rate"]) / 10
     return type(trained_by).from_config(config)
 
 
-def _present_rate(optimizer: keras.optimizers.Optimizer, configured: Any) -> float:
-    """Return an optimizer's learning rate; for a schedule, at least 1% of its largest so far.
+def _rate_of_training(optimizer: keras.optimizers.Optimizer, configured: Any) -> float:
+    """Return an optimizer's learning rate; for a schedule, the largest so far.
 
     Args:
         optimizer: the one that trained the model.
         configured: the learning rate of its config: a number, or the dict of a schedule.
     """
-    rate = _number(optimizer.learning_rate)
     if not isinstance(configured, dict):
-        return rate
+        return _number(optimizer.learning_rate)
     schedule = keras.optimizers.schedules.deserialize(configured)
     iterations = int(_number(optimizer.iterations))
     steps = np.linspace(0, iterations, 101)
-    largest = max(_number(schedule(step)) for step in steps)
-    return max(rate, largest / 100)
+    return max(_number(schedule(step)) for step in steps)
 
 
 def _number(tensor: Any) -> float:

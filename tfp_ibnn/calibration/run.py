@@ -90,7 +90,8 @@ def calibrate(
             takes a tenth of the model's epochs, at least 3 and at most a sixth of them; below one
             epoch, a part of its steps.
         optimizer: for fine-tuning; it also raises the effort to at least "minutes". None takes the
-            model's own at a tenth of its learning rate. The posterior uses five times that rate.
+            model's own at a tenth of its learning rate, or of the largest one of its schedule. The
+            posterior uses five times that rate.
         loss: a Keras loss; None takes the one that the model is compiled with.
         samples: number of draws of a posterior, or of MC dropout, per prediction.
         batch_size: of training arrays; None takes that of the model's last `fit`, or 32 if that is

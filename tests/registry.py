@@ -30,6 +30,8 @@ FLOWS = {
     "glow-orthogonal": partial(flows.GlowStep, hidden=8, start="orthogonal"),
     "inverse": lambda **kwargs: flows.Inverse(flows.Planar(**kwargs)),
     "masked-autoregressive": partial(flows.MaskedAutoregressive, hidden=8),
+    "permute": flows.Permute,
+    "permute-shuffle": partial(flows.Permute, "shuffle", seed=3),
     "planar": flows.Planar,
     "radial": flows.Radial,
     "residual": partial(flows.Residual, hidden=8, lipschitz=0.5),
@@ -48,22 +50,35 @@ VARIANTS = {
     "coupling-mask",
     "coupling-additive",
     "glow-orthogonal",
+    "permute-shuffle",
     "spline",  # the pieces are those of the coupling
     "stack",
     "sylvester-1",
 }
+# No weight of theirs is trained, so no condition makes a difference.
+UNTRAINED = {"permute", "permute-shuffle"}
+
 FLOW_NAMES = [
     pytest.param(name, marks=pytest.mark.once) if name in VARIANTS else name for name in FLOWS
 ]
+TRAINED_NAMES = [
+    name for name, flow in zip(FLOW_NAMES, FLOWS, strict=True) if flow not in UNTRAINED
+]
 
 # Flows start as the identity, except these, which start as a rotation.
-START_AS_ROTATION = {"conv1x1-orthogonal", "glow-orthogonal"}
+START_AS_ROTATION = {"conv1x1-orthogonal", "glow-orthogonal", *UNTRAINED}
 
 # They take the mean of their input to that of their output.
-LINEAR = (flows.ActNorm, flows.Affine, flows.BatchNorm, flows.InvertibleConv1x1)
+LINEAR = (
+    flows.ActNorm,
+    flows.Affine,
+    flows.BatchNorm,
+    flows.InvertibleConv1x1,
+    flows.Permute,
+)
 
 # Their log-determinant is 0.
-VOLUME_PRESERVING = {"coupling-additive"}
+VOLUME_PRESERVING = {"coupling-additive", *UNTRAINED}
 
 # Errors, other than rounding, of flows that solve equations in few steps.
 _ERRORS = {"continuous": 1e-3}

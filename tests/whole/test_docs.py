@@ -104,6 +104,17 @@ def test_reference_has_the_public_names(site):
     assert set(re.findall(r"tfp_ibnn\.flows\.\w*Bijector\b", reference)) == set()
 
 
+def test_howto_lists_every_flow():
+    from tfp_ibnn import flows
+
+    bases = (flows.Flow, flows.Surjection, flows.DiscreteFlow)
+    text = (DOCS / "howto.md").read_text()
+    kinds = [x for x in vars(flows).values() if isinstance(x, type) and issubclass(x, bases)]
+    missing = [x.__name__ for x in kinds if x not in bases and f"`{x.__name__}(" not in text]
+    assert len(kinds) > 20
+    assert missing == []
+
+
 # The longest pages, and one whose example is the README's, are left to `make test-slow`.
 SLOW = {
     *("choosing.md", "decisions.md", "densities.md", "distributed.md"),

@@ -21,6 +21,8 @@ from tfp_ibnn.flows.flow import Flow as Flow
 from tfp_ibnn.flows.glow import GlowStep as GlowStep
 from tfp_ibnn.flows.inverse import Inverse as Inverse
 from tfp_ibnn.flows.inverse import MaskedAutoregressive as MaskedAutoregressive
+from tfp_ibnn.flows.permute import Permute as Permute
+from tfp_ibnn.flows.permute import PermuteBijector as PermuteBijector
 from tfp_ibnn.flows.planar import Planar as Planar
 from tfp_ibnn.flows.planar import PlanarBijector as PlanarBijector
 from tfp_ibnn.flows.radial import Radial as Radial

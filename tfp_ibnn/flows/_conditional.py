@@ -76,11 +76,11 @@ class Conditional(ConfiguredLayer, keras.layers.Layer):
             condition: tensor (..., condition_size); None without `condition_size`.
 
         Returns:
-            Tensor (..., *weight.shape), or (*weight.shape) without a condition.
+            Tensor (..., *weight.shape), or (*weight.shape) if it does not depend on a condition.
         """
         value = ops.cast(weight, weight.dtype)  # read once, however often it is used
         condition = self.checked_condition(condition)
-        if condition is None:
+        if weight.name not in self._linear_maps:
             return value
         linear = self._linear_maps[weight.name]
         linear = ops.convert_to_tensor(linear) / self.condition_size**0.5

@@ -13,6 +13,7 @@ from tfp_ibnn.prediction.batch_norm import BatchStatistics
 X = data(200, 4, seed=1) * [1, 2, 3, 4]
 BATCHES = [X[start : start + 16] for start in range(0, 200, 16)]  # the last has eight examples
 NEW = data(7, 4)
+LABELS = np.arange(200) % 3
 
 
 def network(trainable=True, dropout=0.0):
@@ -84,6 +85,48 @@ def test_a_smaller_last_batch_is_left_out():
     np.testing.assert_allclose(found[:, -1], by_hand(network(), BATCHES[-2], NEW), atol=2e-5)
 
 
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return len(BATCHES)
+
+    def __getitem__(self, index):
+        return BATCHES[index], LABELS[16 * index : 16 * index + 16]
+
+
+def of_tensorflow():
+    tf = pytest.importorskip("tensorflow")
+    return tf.data.Dataset.from_tensor_slices((X, LABELS)).batch(16)
+
+
+@pytest.mark.parametrize("dataset", [Batches, of_tensorflow])
+def test_datasets_and_scores_that_a_file_keeps(dataset, tmp_path):
+    mc = ibnn.MonteCarlo(network(), 6, batch_norm=dataset())
+    scores = mc.evaluate(X, LABELS, verbose=0, return_dict=True)
+    mean = np.mean([by_hand(network(), batch, X) for batch in BATCHES[:6]], axis=0)
+    assert scores["accuracy"] == pytest.approx(np.mean(mean.argmax(axis=1) == LABELS))
+    nll = -np.log(mean[np.arange(200), LABELS]).mean()
+    assert scores["nll"] == pytest.approx(nll, rel=1e-4)
+    mc.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    again = loaded.evaluate(X, LABELS, verbose=0, return_dict=True)
+    assert again == pytest.approx(scores, rel=1e-6)
+
+
+@pytest.mark.once
+def test_a_temperature_acts_on_each_draw():
+    model = network()
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    easy = np.argmax(numpy(model(X)), axis=1)
+    labels = np.where(np.arange(200) % 10, easy, LABELS)
+    scaled = ibnn.TemperatureScaling(model).fit(X, labels, verbose=0)
+    mc = ibnn.MonteCarlo(scaled, 5, batch_norm=batches(), return_samples=True)
+    power = 1 / float(scaled.temperature)
+    assert abs(power - 1) > 0.1
+    plain = np.stack([by_hand(model, batch, NEW) for batch in BATCHES[:5]], axis=1)
+    expected = plain**power / (plain**power).sum(axis=-1, keepdims=True)
+    np.testing.assert_allclose(mc.predict(NEW, verbose=0)["samples"], expected, atol=2e-5)
+
+
 @pytest.mark.once
 def test_arrays_are_cut_into_random_mini_batches():
     model = network(dropout=0.5)
@@ -129,3 +172,13 @@ def test_what_it_is_not_for():
     ensemble = ibnn.DeepEnsemble([network(), network()])
     with pytest.raises(ValueError, match="got a DeepEnsemble, which has its own statistics"):
         ibnn.MonteCarlo(ensemble, 2, batch_norm=X)
+    for given in (True, 3, "x_train"):
+        with pytest.raises(ValueError, match=f"training inputs, such as.*got {given!r}"):
+            ibnn.MonteCarlo(network(), 4, batch_norm=given)
+
+
+@pytest.mark.once
+def test_statistics_that_are_not_finite_are_refused():
+    broken = [BATCHES[0], np.full((16, 4), np.nan, "float32")]
+    with pytest.raises(ValueError, match=r"1 of 2 mini-batches are not finite: `batch_norm`, or"):
+        ibnn.MonteCarlo(network(), 4, batch_norm=((batch, None) for batch in broken))

@@ -75,7 +75,8 @@ class BatchStatistics(protocols.WeightPosterior, keras.layers.Layer):
             seed: chooses the examples of arrays; None takes different ones each time.
 
         Raises:
-            ValueError: if there is no trainable batch normalization, or no mini-batch.
+            ValueError: if there is no trainable batch normalization, no mini-batch, or one whose
+                statistics are not finite.
         """
         norms = batch_norms(network)
         if not norms:
@@ -85,6 +86,7 @@ class BatchStatistics(protocols.WeightPosterior, keras.layers.Layer):
             )
         batches = _mini_batches(data, count, batch_size, seed)
         sets = _statistics_by_batch(network, norms, batches)
+        _check_finite(sets, network.name)
         posterior = cls(network, len(sets))
         for stacked, values in zip(posterior._sets, zip(*sets, strict=True), strict=True):
             stacked.assign(np.stack(values))
@@ -194,6 +196,17 @@ def _statistics_by_batch(
     return sets
 
 
+def _check_finite(sets: list[list[np.ndarray]], name: str) -> None:
+    """Raise for statistics that are NaN or infinite; `name` is that of the network."""
+    are_finite = [all(np.isfinite(part).all() for part in parts) for parts in sets]
+    bad = len(sets) - sum(are_finite)
+    if bad:
+        raise ValueError(
+            f"The statistics of {bad} of {len(sets)} mini-batches are not finite: `batch_norm`, or "
+            f"the weights of {name!r}, hold NaN or infinity."
+        )
+
+
 def _mini_batches(data: Any, count: int, batch_size: int, seed: int | None) -> Iterator[Any]:
     """Yield the inputs of mini-batches of one size.
 
@@ -212,6 +225,11 @@ def _mini_batches(data: Any, count: int, batch_size: int, seed: int | None) -> I
         return
     inputs = data[0] if isinstance(data, tuple) else data
     examples = Examples(keras.tree.map_structure(as_array, inputs))
+    if not all(part.ndim for part in keras.tree.flatten(examples.x)):
+        raise ValueError(
+            "`batch_norm` must be training inputs, such as batch_norm=x_train, or a dataset of "
+            f"batches; got {data!r}."
+        )
     if examples.size <= batch_size:
         raise ValueError(
             f"`batch_norm` must hold more examples than the {batch_size} of a mini-batch; got "

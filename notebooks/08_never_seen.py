@@ -39,7 +39,6 @@ import numpy as np
 
 import tfp_ibnn as ibnn
 from lib import data
-from lib.panels import class_distributions
 from tfp_ibnn import metrics, plots
 
 plt.rcParams["figure.dpi"] = 80
@@ -136,36 +135,24 @@ for name, found in on_known.items():
 # %% [markdown]
 # ## A boot and two sneakers
 #
-# The plain network has one distribution. The others have one for each draw, and the shape shows how the probability of a
-# class varies between them; the black line is the mean. The first sneaker is a typical one (the median entropy under
+# The plain network has one distribution. The others have one for each draw: a dot is the probability of a class in one draw,
+# and the black line is the mean. The first sneaker is a typical one (the median entropy under
 # Gaussian z): every network is certain of a wrong answer, and so is every draw. The second is among the most
 # uncertain: here the draws spread.
 
 # %%
 order = np.argsort(on_sneakers["Gaussian z"]["entropy"])
-rows = {
-    "boot": (x_known, on_known, np.flatnonzero(y_known == 8)[0]),
-    "typical sneaker": (sneakers, on_sneakers, order[len(order) // 2]),
-    "uncertain sneaker": (sneakers, on_sneakers, order[-5]),
-}
-figure, axes = plt.subplots(
-    3, 5, figsize=(13, 6.6), layout="constrained", width_ratios=(0.7, 1, 1, 1, 1)
+chosen = (
+    (x_known, on_known, np.flatnonzero(y_known == 8)[0]),  # a boot
+    (sneakers, on_sneakers, order[len(order) // 2]),
+    (sneakers, on_sneakers, order[-5]),
 )
-for line, (title, (images, found, number)) in enumerate(rows.items()):
-    axes[line, 0].imshow(images[number], cmap="gray_r")
-    axes[line, 0].set_title(title, fontsize=11)
-    axes[line, 0].axis("off")
-    for ax, (name, prediction) in zip(axes[line, 1:], found.items(), strict=True):
-        if name == "plain CNN":
-            ax.bar(range(9), prediction["mean"][number], color=plots.COLORS[5], edgecolor=BLUE)
-            ax.set(ylim=(-0.02, 1.02), ylabel="probability")
-            plots.style.tidy(ax, "y")
-        else:
-            class_distributions(prediction["samples"][number], ax=ax)
-            ax.set(ylabel="", yticklabels=[])
-        ax.set_xticks(range(9), CLASSES if line == 2 else [""] * 9, rotation=90, ha="center")
-        if line == 0:
-            ax.set_title(name, fontsize=11)
+images = np.stack([images[number] for images, _, number in chosen])
+samples = {
+    name: np.stack([found[name]["samples"][number] for _, found, number in chosen])
+    for name in models
+}
+plots.draws(samples, images, labels=[8, None, None], class_names=CLASSES)
 plt.show()
 
 # %% [markdown]

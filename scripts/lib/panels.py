@@ -5,7 +5,7 @@ import numpy as np
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from tfp_ibnn.plots.style import COLORS, LEGEND, dots, new_axes, pale, tidy
+from tfp_ibnn.plots.style import COLORS, LEGEND, dots, tidy
 
 _USUAL = ("loss", "nll", "kl", "accuracy", "ece")
 _LABELS = {"loss": "negative ELBO", "nll": "log-likelihood", "kl": "KL (nats)", "ece": "ECE"}
@@ -75,36 +75,6 @@ def _curve(history, phase, key):
     # Entries between two logged ones may be NaN; elsewhere NaN is where a run diverged.
     kept = np.isfinite(values)
     return (1 + least * np.arange(count))[kept], values[kept]
-
-
-def class_distributions(samples, *, class_names=None, label=None, ax=None):
-    """Draw how the probability of each class varies between draws of the posterior.
-
-    The line across is the mean, the prediction. A narrow shape between 0 and 1 is noise in the data
-    (aleatoric); a wide or split one, draws that disagree (epistemic). The true class is hatched.
-
-    Args:
-        samples: (draws, classes) probabilities of one example.
-        class_names: one per class; their numbers by default.
-        label: the true class.
-        ax: where to draw; a new figure by default.
-    """
-    samples = np.asarray(samples, dtype="float64")
-    classes = samples.shape[1]
-    names = [str(name) for name in class_names or range(classes)]
-    ax = new_axes(ax, (min(max(0.5 * classes + 1, 3.6), 9), 2.9))
-    shapes = {"widths": 0.8, "showextrema": False, "points": 200}
-    for k, body in enumerate(ax.violinplot(samples, range(classes), **shapes)["bodies"]):
-        color, hatch = (COLORS[1], "////") if k == label else (COLORS[0], None)
-        body.set(alpha=1, facecolor=pale(color, 0.55), edgecolor=color, lw=0.9, hatch=hatch)
-    places = np.arange(classes)
-    ax.hlines(samples.mean(axis=0), places - 0.4, places + 0.4, color="black", lw=1.6)
-    slanted = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
-    ax.set_xticks(places, names, **(slanted if max(map(len, names)) > 4 else {}))
-    if label is not None:
-        ax.get_xticklabels()[label].set_fontweight("bold")
-    ax.set(xlim=(-0.6, classes - 0.4), ylim=(-0.02, 1.02), ylabel="probability")
-    return tidy(ax, "y")
 
 
 def extreme_images(

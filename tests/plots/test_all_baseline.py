@@ -110,6 +110,13 @@ def novelty(rng):
     return plots.entropy_histograms(known, unknown, auroc=0.95, title="name")
 
 
+def draws(rng):
+    samples = rng.dirichlet([6, 3, 1, 0.5, 0.5], size=(2, 60))
+    images = rng.random((2, 5, 5))
+    names = ["boot", "sneaker", "bag", "coat", "dress"]
+    return plots.draws({"name": samples}, images, labels=[1, None], class_names=names)
+
+
 FIGURES = (
     reliability,
     boundary_size,
@@ -119,6 +126,7 @@ FIGURES = (
     bands,
     selective,
     novelty,
+    draws,
 )
 
 

@@ -12,5 +12,6 @@ with needs("plots"):
     from tfp_ibnn.plots.classification import risk_coverage as risk_coverage
     from tfp_ibnn.plots.posterior import posterior_marginals as posterior_marginals
     from tfp_ibnn.plots.posterior import posterior_pairs as posterior_pairs
+    from tfp_ibnn.plots.probabilities import draws as draws
     from tfp_ibnn.plots.regression import regression_bands as regression_bands
     from tfp_ibnn.plots.style import COLORS as COLORS

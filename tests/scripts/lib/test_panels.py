@@ -5,7 +5,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from lib.panels import class_distributions, extreme_images, training_panel
+from lib.panels import extreme_images, training_panel
 from tfp_ibnn import plots
 
 pytestmark = pytest.mark.once
@@ -91,22 +91,6 @@ def test_sparse_entries_may_be_padded_and_a_diverged_run_has_a_gap():
 def test_one_legend_names_runs_and_phases(keys, phases):
     (legend,) = training_panel({"a": run(), "b": run()}, keys).legends
     assert [text.get_text() for text in legend.get_texts()] == ["a", "b", *phases]
-
-
-def test_violins_reach_from_the_least_to_the_largest_draw_with_a_line_at_the_mean():
-    samples = np.random.default_rng(0).dirichlet([4, 2, 1], size=300)
-    given = plt.subplots()[1]
-    ax = class_distributions(samples, label=1, class_names=["a", "b", "c"], ax=given)
-    assert ax is given
-    for k, body in enumerate(ax.collections[:3]):
-        heights = body.get_paths()[0].vertices[:, 1]
-        assert (heights.min(), heights.max()) == pytest.approx(
-            (samples[:, k].min(), samples[:, k].max())
-        )
-    heights = [segment[0, 1] for segment in ax.collections[-1].get_segments()]
-    np.testing.assert_allclose(heights, samples.mean(axis=0))
-    assert [bool(shape.get_hatch()) for shape in ax.collections[:3]] == [False, True, False]
-    assert [tick.get_fontweight() for tick in ax.get_xticklabels()] == ["normal", "bold", "normal"]
 
 
 def test_rows_hold_the_surest_and_the_least_sure():

@@ -48,6 +48,19 @@ def test_dots_stand_apart_where_there_are_many():
     np.testing.assert_array_equal(_offsets(np.array([0.3])), [0.0])
 
 
+@pytest.mark.parametrize(
+    "labels", [[2, None], np.array([[2], [1]]), np.eye(3)[[2, 1]], np.array([2.0, 1.0])]
+)
+def test_every_form_of_labels_marks_the_same_class(labels):
+    first, _ = panels(plots.draws(SAMPLES, labels=labels))
+    assert first.patches[0].get_x() == 1.5
+
+
+def test_certain_draws_may_be_rounded_beyond_one():
+    (ax,) = plots.draws(np.full((1, 5, 1), 1 + 1e-6)).axes
+    np.testing.assert_array_equal(clouds(ax)[..., 1], [[0] * 5, [1] * 5])
+
+
 def test_the_true_class_has_a_color_and_a_shaded_column():
     first, second = panels(plots.draws(SAMPLES, labels=[2, None]))
     blue, orange = map(to_rgb, plots.COLORS[:2])
@@ -76,7 +89,7 @@ def test_the_entropy_and_its_epistemic_part_are_those_of_a_prediction():
 @pytest.mark.parametrize("shape", [(4, 5), (4, 5, 1), (4, 5, 3)])
 def test_images_are_drawn_on_one_scale(shape):
     images = np.random.default_rng(0).normal(size=(2, *shape))
-    for options in ({"x": images}, {"x": np.zeros((2, 7)), "images": images}):
+    for options in ({"x": images}, {"x": np.zeros((2, 7)), "images": images.tolist()}):
         figure = plots.draws(SAMPLES, **options)
         shown = np.stack([ax.images[0].get_array() for ax in figure.axes if ax.images])
         expected = (images - images.min()) / np.ptp(images)
@@ -162,6 +175,8 @@ def test_of_many_classes_the_most_probable_and_the_true_ones_are_drawn():
         ({"labels": [0]}, "`labels` must be 2 whole numbers from 0 to 2"),
         ({"labels": [0, 3]}, "`labels`"),
         ({"labels": [0, 0.5]}, "`labels`"),
+        ({"labels": 1}, "`labels`"),
+        ({"labels": np.zeros((2, 2))}, "`labels`"),
         ({"images": IMAGES[:1]}, r"`images` must have the shape \(2, height, width\)"),
         ({"images": np.zeros((2, 4, 5, 2))}, r"`images` .* got \(2, 4, 5, 2\)"),
         ({"class_names": ["a", "b"]}, "`class_names` must have 3 names; got 2"),

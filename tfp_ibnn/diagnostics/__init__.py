@@ -1,4 +1,4 @@
-"""Is the posterior right? A reference by HMC, the evidence, scores, modes, calibration."""
+"""Is the posterior right? A reference by chains, the evidence, scores, modes, calibration."""
 
 from tfp_ibnn.diagnostics.comparison import Comparison as Comparison
 from tfp_ibnn.diagnostics.comparison import report as report

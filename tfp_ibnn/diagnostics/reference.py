@@ -38,7 +38,7 @@ class Reference:
             A dict with these keys:
 
             - "acceptance": the mean probability that a step is accepted;
-            - "divergences": the number of steps that diverged;
+            - "divergences": the number of steps that diverged, which those of Metropolis cannot;
             - "R-hat, largest": over all numbers; near 1 if the chains agree;
             - "effective draws, fewest" and "effective draws, median": how many independent draws
                 are worth as much as these, over all numbers;
@@ -120,11 +120,12 @@ def hmc(
     seed: int = 0,
     verbose: Any = "auto",
 ) -> Reference:
-    """Draw from the exact posterior of a model's z or weights, by NUTS or HMC.
+    """Draw from the exact posterior of a model's z or weights, by NUTS, HMC or Metropolis.
 
     Several chains run side by side, in coordinates where a Gaussian fitted to the posterior is
     standard, with step sizes that adapt in the warm-up. Cost: a gradient over all data for each
-    leapfrog step, some 5 to 100 per draw. It warns of chains that do not agree, and of divergences.
+    leapfrog step, some 5 to 100 per draw; with "metropolis" a value for each step, and as many
+    steps per draw as there are numbers. It warns of chains that do not agree, and of divergences.
 
     Args:
         model: one with stochastic layers, whose weights stay fixed; a plain model; a posterior over
@@ -136,7 +137,8 @@ def hmc(
         noise_scale: of the targets of a plain regression; None as for `GaussianVI`.
         head: as for `MonteCarlo`.
         from_logits: as for `MonteCarlo`.
-        sampler: "nuts" or "hmc".
+        sampler: "nuts"; "hmc"; or "metropolis", a random walk whose steps adapt until 0.234 of them
+            are accepted.
         chains: number of independent chains, at least 2.
         draws: from each chain, after the warm-up.
         warmup: steps of each chain that are not kept.

@@ -72,7 +72,7 @@ def draws(
             with `return_samples=True`; or an array (inputs, draws, classes). Of several models, a
             mapping of names to these: each has a column. At most 12 inputs.
         x: the inputs; they are drawn too if they are images.
-        labels: (inputs,), the true classes; None in place of one that is unknown.
+        labels: (inputs,), the true classes, None in place of one that is unknown; or one-hot.
         images: (inputs, height, width), or that with a last axis of 1 or 3: pictures to draw in
             place of `x`. False draws none. Defaults to `x`, if it has such a shape.
         class_names: one per class; their numbers by default. Of more than 16 classes, the most
@@ -104,7 +104,9 @@ def draws(
             _write_uncertainty(ax, samples)
         if pictures is None and count > 1:
             row[0].set_title(f"input {number}", fontsize=9, loc="left", pad=3)
-    _finish(figure, grid[:, -len(methods) :], methods, classes, labels)
+    _name_axes(grid[:, -len(methods) :], methods, classes)
+    is_labelled = any(label is not None for label in labels)
+    figure.legend(handles=_handles(is_labelled), loc="outside lower center", ncols=3, **LEGEND)
     return figure
 
 
@@ -140,8 +142,8 @@ def _samples_of(prediction: Any, x: Any) -> np.ndarray:
         if samples.shape[-1] == 1:  # of class 1 of two
             samples = np.concatenate([1 - samples, samples], axis=-1)
         distance = np.abs(samples.sum(axis=-1) - 1)
-        if np.all(distance < _TOLERANCE) and samples.min() >= 0:
-            return samples
+        if np.all(distance < _TOLERANCE) and samples.min() > -_TOLERANCE:
+            return np.clip(samples, 0, 1)  # rounding may leave 1.0000001
     raise ValueError(
         "`predictions` must be a MonteCarlo of a classifier, its predictions with "
         "return_samples=True, or probabilities (inputs, draws, classes) that sum to 1; got "
@@ -173,11 +175,16 @@ def _checked_labels(labels: Any, count: int, classes: int) -> list[int | None]:
     """Return the true class of each input, None where it is unknown, or raise."""
     if labels is None:
         return [None] * count
+    labels = np.asarray(labels, dtype=object)
+    if labels.ndim == 2 and labels.shape[1] == classes:
+        labels = labels.argmax(axis=-1)
+    elif labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
     known = [label for label in labels if label is not None]
-    if len(labels) != count or not np.isin(known, np.arange(classes)).all():
+    if labels.shape != (count,) or not np.isin(known, np.arange(classes)).all():
         raise ValueError(
             f"`labels` must be {count} whole numbers from 0 to {classes - 1}, or None where the "
-            f"class is unknown; got {labels!r:.100}."
+            f"class is unknown, or one-hot; got {labels.tolist()!r:.100}."
         )
     return [None if label is None else int(label) for label in labels]
 
@@ -190,12 +197,13 @@ def _pictures(x: Any, images: Any, count: int) -> np.ndarray | None:
         if not _are_images(x, count):
             return None
         images = x
-    elif not _are_images(images, count):
+    images = np.asarray(images)
+    if not _are_images(images, count):
         raise ValueError(
             f"`images` must have the shape ({count}, height, width), perhaps with a last axis of 1 "
             f"or 3; got {np.shape(images)}."
         )
-    pictures = np.asarray(images, dtype="float64")
+    pictures = images.astype("float64")
     if pictures.shape[-1] == 1 and pictures.ndim == 4:
         pictures = pictures[..., 0]
     pictures = pictures - pictures.min()
@@ -307,29 +315,29 @@ def _write_uncertainty(ax: Axes, samples: np.ndarray) -> None:
     ax.set_title(text, fontsize=8, loc="right", color="0.35", pad=3)
 
 
-def _finish(
-    figure: Figure,
-    panels: np.ndarray,
-    methods: list[_Method],
-    classes: _Classes,
-    labels: list[int | None],
-) -> None:
-    """Name the classes, the models and the marks."""
-    places = np.arange(len(classes.numbers))
-    is_long = max(map(len, classes.names)) > _LONG_NAME
-    slanted = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if is_long else {}
-    for (row, column), ax in np.ndenumerate(panels):
-        is_last = row == len(panels) - 1
-        ax.set_xticks(places, classes.names, **slanted)
-        ax.tick_params(labelbottom=is_last, labelleft=column == 0)
-        if column == 0:
-            ax.set_ylabel("probability", fontsize=9)
-        if row == 0 and methods[column].name:
-            ax.set_title(f"{methods[column].name}\n", fontsize=11, pad=3)  # above the uncertainty
-    if len(classes.numbers) < classes.total:
-        panels[-1, 0].set_xlabel(f"{len(classes.numbers)} of {classes.total} classes", fontsize=9)
-    is_labelled = any(label is not None for label in labels)
-    figure.legend(handles=_handles(is_labelled), loc="outside lower center", ncols=3, **LEGEND)
+def _name_axes(panels: np.ndarray, methods: list[_Method], classes: _Classes) -> None:
+    """Name the classes below the last row, the models above the first, and the left axes."""
+    for row, axes in enumerate(panels):
+        for ax in axes:
+            _name_classes(ax, classes, is_last=row == len(panels) - 1)
+        for ax in axes[1:]:
+            ax.tick_params(labelleft=False)
+        axes[0].set_ylabel("probability", fontsize=9)
+    for method, ax in zip(methods, panels[0], strict=True):
+        if method.name:
+            ax.set_title(f"{method.name}\n", fontsize=11, pad=3)  # above the uncertainty
+
+
+def _name_classes(ax: Axes, classes: _Classes, is_last: bool) -> None:
+    """Set a tick for each class, with its name if there is no row below."""
+    count = len(classes.numbers)
+    slanted = {}
+    if max(map(len, classes.names)) > _LONG_NAME:
+        slanted = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+    ax.set_xticks(range(count), classes.names, **slanted)
+    ax.tick_params(labelbottom=is_last)
+    if is_last and count < classes.total:
+        ax.set_xlabel(f"{count} of {classes.total} classes", fontsize=9)
 
 
 def _handles(is_labelled: bool) -> list[Any]:

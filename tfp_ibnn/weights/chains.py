@@ -1,4 +1,4 @@
-"""Chains of Hamiltonian Monte Carlo over any log-density, all of them side by side."""
+"""Chains of Markov chain Monte Carlo over any log-density, all of them side by side."""
 
 import math
 import time
@@ -14,13 +14,16 @@ from tfp_ibnn._core.backend import KEY_DTYPE, Tensor, compiled, tfp
 from tfp_ibnn.weights.agreement import MOST_R_HAT, R_HAT, agreement, table
 from tfp_ibnn.weights.density import Density
 from tfp_ibnn.weights.natural_gradients import natural_gradients
+from tfp_ibnn.weights.random_walk import RandomWalk
 from tfp_ibnn.weights.whitening import colored, refitted, whitened
 
+SAMPLERS = ("nuts", "hmc", "metropolis")
 MOST_FULL = 5_000
 """Numbers up to which the coordinates of the chains have a full covariance."""
 
 _CHUNKS = 20
 _FIT_STEPS = 50
+_ACCEPTANCE = {"nuts": 0.9, "hmc": 0.8, "metropolis": 0.234}  # what step sizes adapt to
 _LEAPFROGS_OF_NUTS = 4  # times those of HMC: a guess
 _TREE_DEPTH = 6  # TFP's default, 2^10 steps, is rarely of use here, and slow in a resonance
 _LEAST_LOG_RATIO = -1000  # of an acceptance that is not a divergence, as TFP has it for NUTS
@@ -33,16 +36,44 @@ class _Plan(NamedTuple):
     chains: int
     draws: int
     warmup: int
-    leapfrog: int  # steps of a trajectory of HMC
+    size: int  # of a place, in numbers
 
     @property
     def is_nuts(self) -> bool:
         return self.sampler == "nuts"
 
     @property
+    def is_walk(self) -> bool:
+        return self.sampler == "metropolis"
+
+    @property
+    def leapfrog(self) -> int:
+        """The steps of a trajectory of HMC."""
+        return math.ceil(1.5 * self.size**0.25)
+
+    @property
     def longest_step(self) -> float:
-        """A quarter of a Gaussian's period for each trajectory, with which chains begin."""
+        """A quarter of a Gaussian's period for each trajectory."""
         return 1.5 / self.leapfrog
+
+    @property
+    def first_step(self) -> float:
+        """The step size with which chains begin."""
+        if self.is_walk:
+            return 2.4 / self.size**0.5  # the best for a Gaussian of many numbers
+        return self.longest_step
+
+    @property
+    def steps_of_draw(self) -> int:
+        """How many steps of the sampler make a draw; a random walk needs one for each number."""
+        return self.size if self.is_walk else 1
+
+    @property
+    def passes(self) -> int:
+        """About how many gradients, or values, a draw takes."""
+        if self.is_walk:
+            return self.steps_of_draw
+        return self.leapfrog * (_LEAPFROGS_OF_NUTS if self.is_nuts else 1)
 
     @property
     def steps_in_chunk(self) -> int:
@@ -92,7 +123,7 @@ def sample_chains(
     Args:
         target: the density.
         seed: of the draws, or a generator that gives them.
-        sampler: "nuts" or "hmc".
+        sampler: "nuts", "hmc" or "metropolis".
         chains: number of chains, at least 2.
         draws: from each chain, at least 4, after the warm-up.
         warmup: steps of each chain that are not kept.
@@ -108,14 +139,14 @@ def sample_chains(
         ValueError: for options out of range, for a density that is not finite where it starts, and
             for chains that would take longer than the limit.
     """
-    checks.one_of("sampler", sampler, ("nuts", "hmc"))
+    checks.one_of("sampler", sampler, SAMPLERS)
     checks.one_of("start", start, ("gaussian", "prior"))
     plan = _Plan(
         sampler,
         checks.positive_integer("chains", chains, least=2),
         checks.positive_integer("draws", draws, least=4),
         checks.positive_integer("warmup", warmup),
-        leapfrog=math.ceil(1.5 * target.size**0.25),
+        target.size,
     )
     rng = np.random.default_rng(seed)
     _check_time(target, plan, checks.positive("time_limit", time_limit))
@@ -146,11 +177,9 @@ def _check_time(target: Density, plan: _Plan, limit: float) -> None:
     begin = time.perf_counter()
     target.gradients(rows)
     seconds_of_one = time.perf_counter() - begin
-    leapfrogs = (plan.warmup + plan.draws) * plan.leapfrog
-    if plan.is_nuts:
-        leapfrogs *= _LEAPFROGS_OF_NUTS
+    passes = (plan.warmup + plan.draws) * plan.passes
     of_fit = _FIT_STEPS * min(2.5 * target.size, 1024) / plan.chains
-    seconds = (leapfrogs + of_fit) * seconds_of_one
+    seconds = (passes + of_fit) * seconds_of_one
     if seconds > limit:
         raise ValueError(
             f"{plan.chains} chains over {target.size} numbers would take about {seconds:,.0f} s, "
@@ -234,7 +263,7 @@ class _Moves:
     def begin(self, state: _State) -> None:
         """Start at a state, with step sizes that are yet to adapt."""
         target = self._target
-        step_sizes = np.full((self._plan.chains, 1), self._plan.longest_step)
+        step_sizes = np.full((self._plan.chains, 1), self._plan.first_step)
         self._white = state.white.astype(target.dtype)
         self._arguments = [
             step_sizes.astype(target.dtype),
@@ -267,6 +296,7 @@ class _Moves:
             previous_kernel_results=results,
             kernel=self._kernel(*arguments),
             seed=key,
+            num_steps_between_results=self._plan.steps_of_draw - 1,
             trace_fn=self._trace,
             return_final_kernel_results=True,
         )
@@ -282,16 +312,20 @@ class _Moves:
             impossible = -float("inf") * ops.ones_like(value)
             return ops.where(ops.isfinite(value), value, impossible)
 
-        adaptive = tfp.mcmc.DualAveragingStepSizeAdaptation
-        steps = self._plan.warmup * 2 // 5
+        options = {}
         if self._plan.is_nuts:
-            nuts = tfp.mcmc.NoUTurnSampler(log_prob, step_size, max_tree_depth=_TREE_DEPTH)
-            return adaptive(nuts, steps, target_accept_prob=ops.cast(0.9, step_size.dtype))
-        return adaptive(
-            tfp.mcmc.HamiltonianMonteCarlo(log_prob, step_size, self._plan.leapfrog),
-            steps,
-            target_accept_prob=ops.cast(0.8, step_size.dtype),
-            step_size_setter_fn=self._shortened,
+            kernel = tfp.mcmc.NoUTurnSampler(log_prob, step_size, max_tree_depth=_TREE_DEPTH)
+        elif self._plan.is_walk:
+            kernel = tfp.mcmc.MetropolisHastings(RandomWalk(log_prob, step_size))
+            options["shrinkage_target"] = step_size  # near the right one from the start
+        else:
+            kernel = tfp.mcmc.HamiltonianMonteCarlo(log_prob, step_size, self._plan.leapfrog)
+            options["step_size_setter_fn"] = self._shortened
+        return tfp.mcmc.DualAveragingStepSizeAdaptation(
+            kernel,
+            self._plan.warmup * self._plan.steps_of_draw * 2 // 5,
+            target_accept_prob=ops.cast(_ACCEPTANCE[self._plan.sampler], step_size.dtype),
+            **options,
         )
 
     def _shortened(self, results: Any, step_size: Tensor) -> Any:
@@ -311,6 +345,8 @@ class _Moves:
         acceptance = ops.exp(ops.minimum(log_ratio, ops.zeros_like(log_ratio)))
         if self._plan.is_nuts:
             return acceptance, inner.has_divergence
+        if self._plan.is_walk:  # has no trajectories that could diverge
+            return acceptance, ops.zeros_like(log_ratio, dtype="bool")
         return acceptance, ops.logical_not(log_ratio > _LEAST_LOG_RATIO)
 
 

@@ -180,7 +180,7 @@ def _checked_labels(labels: Any, count: int, classes: int) -> list[int | None]:
         labels = labels.argmax(axis=-1)
     elif labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
-    known = [label for label in labels if label is not None]
+    known = [label for label in labels.ravel() if label is not None]
     if labels.shape != (count,) or not np.isin(known, np.arange(classes)).all():
         raise ValueError(
             f"`labels` must be {count} whole numbers from 0 to {classes - 1}, or None where the "

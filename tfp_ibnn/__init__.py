@@ -78,12 +78,14 @@ from tfp_ibnn.training import PosteriorLog as PosteriorLog
 from tfp_ibnn.training import TerminateOnNonFinite as TerminateOnNonFinite
 from tfp_ibnn.training import TwoSpeed as TwoSpeed
 from tfp_ibnn.training import two_speed as two_speed
+from tfp_ibnn.weights import IVON as IVON
 from tfp_ibnn.weights import SGHMC as SGHMC
 from tfp_ibnn.weights import SGLD as SGLD
 from tfp_ibnn.weights import SWAG as SWAG
 from tfp_ibnn.weights import CosineCycles as CosineCycles
 from tfp_ibnn.weights import DeepEnsemble as DeepEnsemble
 from tfp_ibnn.weights import GaussianVI as GaussianVI
+from tfp_ibnn.weights import IVONMean as IVONMean
 from tfp_ibnn.weights import Laplace as Laplace
 from tfp_ibnn.weights import LastLayerHMC as LastLayerHMC
 from tfp_ibnn.weights import Snapshots as Snapshots

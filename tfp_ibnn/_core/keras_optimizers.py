@@ -115,6 +115,12 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
             if len(grads) and part.built:
                 part._iterations.assign_add(1)  # by which schedules and Adam's corrections go
 
+    def finalize_variable_values(self, var_list: list[keras.Variable]) -> None:
+        for part in self._inner_optimizers:
+            group = [variable for variable in var_list if self.part_of(variable) is part]
+            if group:
+                part.finalize_variable_values(group)
+
     def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
         for part in self._inner_optimizers:
             part.exclude_from_weight_decay(*args, **kwargs)

@@ -7,6 +7,8 @@ from tfp_ibnn.weights.ensemble import DeepEnsemble as DeepEnsemble
 from tfp_ibnn.weights.flat import GaussianWeights as GaussianWeights
 from tfp_ibnn.weights.gaussian_vi import GaussianVI as GaussianVI
 from tfp_ibnn.weights.hmc import LastLayerHMC as LastLayerHMC
+from tfp_ibnn.weights.ivon import IVON as IVON
+from tfp_ibnn.weights.ivon import IVONMean as IVONMean
 from tfp_ibnn.weights.laplace import Laplace as Laplace
 from tfp_ibnn.weights.mixture import WeightMixture as WeightMixture
 from tfp_ibnn.weights.refinement import RefinedPosterior as RefinedPosterior

@@ -150,7 +150,7 @@ class GaussianWeights(Gaussian):
 
     Args:
         model: a built Keras model without stochastic layers.
-        rank: number of rows of the factor.
+        rank: number of rows of the factor; 0 gives independent weights.
         places: which of `model.weights` are sampled, by position; None takes the trainable ones.
         **kwargs: those of `keras.layers.Layer`.
     """
@@ -165,5 +165,5 @@ class GaussianWeights(Gaussian):
         if places is None:
             places = places_of(model, model.trainable_weights)
         super().__init__(model, places, **kwargs)
-        self.rank = checks.positive_integer("rank", rank)
+        self.rank = checks.whole("rank", rank)
         self._add_moments(self.rank)

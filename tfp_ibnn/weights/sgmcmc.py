@@ -12,7 +12,8 @@ from tfp_ibnn._core.serialization import Configured, ConfiguredLayer
 from tfp_ibnn.noise import counter
 from tfp_ibnn.training.optimizers import Schedule
 
-_REFUSED = ("clipnorm", "clipvalue", "global_clipnorm", "weight_decay", "use_ema")
+CHANGE_THE_TARGET = ("clipnorm", "clipvalue", "global_clipnorm", "weight_decay", "use_ema")
+"""Arguments of Keras's optimizers that change which distribution is found."""
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -119,7 +120,7 @@ class SGLD(ConfiguredLayer, keras.optimizers.Optimizer):
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
-        for name in filter(kwargs.get, _REFUSED):
+        for name in filter(kwargs.get, CHANGE_THE_TARGET):
             raise ValueError(
                 f"`{name}` changes the distribution that is sampled: leave it out (what decays "
                 "the weights is the prior: see `prior_scale`)."
@@ -141,12 +142,7 @@ class SGLD(ConfiguredLayer, keras.optimizers.Optimizer):
     def build(self, variables: list[keras.Variable]) -> None:
         if self.built:
             return
-        _check_precision(variables)
-        penalized = [v for v in variables if getattr(v, "regularizer", None) is not None]
-        if penalized and self.prior_scale is not None:
-            owner, _, name = penalized[0].path.rpartition("/")
-            remedy = "give prior_scale=None to take it for the prior"
-            checks.warn_of_regularizer(f"Layer {owner!r}", f"{name}_regularizer", remedy)
+        check_weights(variables, self.prior_scale)
         super().build(variables)
         if self.momentum:
             self._momentums = self.add_optimizer_variables(variables, "momentum")
@@ -177,7 +173,8 @@ class SGLD(ConfiguredLayer, keras.optimizers.Optimizer):
             rate = rate / divisor
         # By functions, not operators, which a gradient of some rows does not have.
         gradient = ops.add(self._prior_gradient(variable, dtype), gradient)
-        noise = self._noise(index, tuple(variable.shape), dtype)
+        shape = tuple(variable.shape)
+        noise = noise_of_step(self.seed, self.iterations, index, shape, dtype)
         scale = ops.sqrt(self._variance(rate, dtype))
         change = scale * noise - rate * gradient
         if self.momentum:
@@ -200,15 +197,6 @@ class SGLD(ConfiguredLayer, keras.optimizers.Optimizer):
         is_sampling = self.is_sampling(self.iterations)
         return variance * ops.cast(is_sampling, dtype)
 
-    def _noise(self, index: int, shape: tuple[int, ...], dtype: str) -> Tensor:
-        """Return standard normal noise, a function of seed, step and variable alone."""
-        # The key has a bit left for the step.
-        first, second = (int(word) >> 1 for word in counter.key_from_seed(self.seed))
-        step = ops.cast(self.iterations, "int32")
-        word_of_variable = ops.cast(second + index, "int32")
-        key = ops.stack([first + step, word_of_variable])
-        return normal(shape, dtype, key)
-
     def _root_mean_square(self, index: int, gradient: Tensor) -> Tensor:
         """Return the root mean square of a variable's gradients, and count one in."""
         previous = self._squares[index]
@@ -227,14 +215,44 @@ class SGLD(ConfiguredLayer, keras.optimizers.Optimizer):
         return ops.sqrt(mean / (1 - share_of_first))
 
 
-def _check_precision(variables: list[keras.Variable]) -> None:
-    """Raise if weights are of half precision."""
+def check_weights(variables: list[keras.Variable], prior_scale: float | None) -> None:
+    """Raise if weights are of half precision, and warn if they have a second prior.
+
+    Args:
+        variables: the weights that are trained.
+        prior_scale: of their prior; None if they have none.
+    """
     for variable in variables:
         if variable.dtype in ("float16", "bfloat16"):
             raise ValueError(
                 f"The noise is lost in weights of half precision: {variable.path}. Use the policy "
                 "'mixed_bfloat16' or 'mixed_float16'."
             )
+    penalized = [v for v in variables if getattr(v, "regularizer", None) is not None]
+    if penalized and prior_scale is not None:
+        owner, _, name = penalized[0].path.rpartition("/")
+        remedy = "give prior_scale=None to take it for the prior"
+        checks.warn_of_regularizer(f"Layer {owner!r}", f"{name}_regularizer", remedy)
+
+
+def noise_of_step(
+    seed: int, step: Any, index: int, shape: tuple[int, ...], dtype: str
+) -> Tensor:
+    """Return standard normal noise, a function of seed, step and variable alone.
+
+    Args:
+        seed: of the optimizer.
+        step: its number of steps so far.
+        index: the place of the variable among those of the optimizer.
+        shape: of the variable.
+        dtype: of the variable.
+    """
+    # The key has a bit left for the step.
+    first, second = (int(word) >> 1 for word in counter.key_from_seed(seed))
+    step = ops.cast(step, "int32")
+    word_of_variable = ops.cast(second + index, "int32")
+    key = ops.stack([first + step, word_of_variable])
+    return normal(shape, dtype, key)
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")

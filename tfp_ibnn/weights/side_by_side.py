@@ -27,6 +27,7 @@ class SideBySide:
         _check(models)
         self._first = models[0]
         self._count = len(models)
+        self._optimizers = [model.optimizer for model in models]
         self._owned = []
         for model in models:
             model.optimizer.build(model.trainable_variables)
@@ -49,6 +50,8 @@ class SideBySide:
             for group, values in zip(variables, self._states, strict=True):
                 for variable, value in zip(group, values, strict=True):
                     variable.assign(value[number])
+            trainable, *_ = variables
+            self._optimizers[number].finalize_variable_values(trainable)
         return ops.convert_to_numpy(self._logs["loss"]).tolist()
 
     def _train_function(self, state: Any, iterator: Any) -> tuple[Any, Any]:

@@ -104,6 +104,7 @@ def test_of_training_prediction_and_loading(eagerly, made, tmp_path):
     random.fit(X, Y, verbose=0)
     samples = [ibnn.SWAG(unit="step", rank=2), ibnn.Snapshots(unit="step")]
     chains = [kind(1e-3, train_size=12, prior_scale=1.0) for kind in (ibnn.SGLD, ibnn.SGHMC)]
+    chains.append(ibnn.IVON(1e-3, train_size=12, prior_scale=1.0))
     for chain in chains:
         plain.compile(chain, "sparse_categorical_crossentropy", run_eagerly=True)
         plain.fit(X, Y, batch_size=4, verbose=0, callbacks=samples)

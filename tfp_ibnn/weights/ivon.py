@@ -132,7 +132,7 @@ class IVON(ConfiguredLayer, keras.optimizers.Optimizer):
         """Return a new variable for the mean, which starts where the weight is."""
 
         def value(*_: Any, **__: Any) -> Tensor:
-            return keras_internals.uncast(variable)
+            return _copy_of(variable)
 
         return self.add_variable_from_reference(variable, "mean", initializer=value)
 
@@ -188,7 +188,7 @@ class IVON(ConfiguredLayer, keras.optimizers.Optimizer):
         momentum = self.beta_1 * previous + (1 - self.beta_1) * gradient
         self.assign(previous, momentum)
         steps = ops.cast(self.iterations, gradient.dtype) + 1
-        beta = ops.cast(self.beta_1, gradient.dtype)
+        beta = ops.convert_to_tensor(self.beta_1, gradient.dtype)
         share_of_start = ops.power(beta, steps)
         return momentum / (1 - share_of_start)
 
@@ -213,8 +213,9 @@ class IVON(ConfiguredLayer, keras.optimizers.Optimizer):
         if not self.built or self._has_mean_in_place():
             return
         for variable in var_list:
-            variable.assign(self._means[keras_internals.index_in(self, variable)])
-        self._step_at_mean.assign(self.iterations)
+            mean = self._means[keras_internals.index_in(self, variable)]
+            variable.assign(_copy_of(mean))
+        self._step_at_mean.assign(_copy_of(self.iterations))
 
     def draw(self, variables: list[keras.Variable]) -> None:
         """Give the weights the draw at which the next gradient is to be taken.
@@ -229,7 +230,7 @@ class IVON(ConfiguredLayer, keras.optimizers.Optimizer):
             index = keras_internals.index_in(self, variable)
             mean = self._means[index]
             if is_at_mean:
-                mean.assign(variable)
+                mean.assign(_copy_of(variable))
             draw = self._draw(index, mean, self._precisions[index], self.iterations)
             variable.assign(draw)
         self._step_at_mean.assign(-1)
@@ -286,6 +287,13 @@ class IVON(ConfiguredLayer, keras.optimizers.Optimizer):
                 "call `fit`."
             )
         return places
+
+
+def _copy_of(value: Any) -> Tensor:
+    """Return a copy of a variable's or tensor's value: on JAX no two variables may share one."""
+    if isinstance(value, keras.Variable):
+        value = keras_internals.uncast(value)
+    return ops.copy(value)
 
 
 def _check_freedom(variables: list[keras.Variable]) -> None:

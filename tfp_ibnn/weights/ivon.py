@@ -42,10 +42,13 @@ class IVON(ConfiguredLayer, keras.optimizers.Optimizer):
 
     The first step of each `fit` without `IVONMean` is at the mean, and leaves h as it is.
 
-    **What to choose.** The rate is that of SGD with momentum at first, since h starts at h_0; sigma
-    starts at 1 / sqrt(N h_0 / T). After k steps a share beta_2^k of h is still h_0, and the noise
-    of minibatches of B examples gives h a relative error of about sqrt((1 - beta_2) N / (2 B)).
-    Take 1 - beta_2 of about 5 divided by the number of steps; the paper has 1e-5 for long trainings.
+    **What to choose.** h starts at h_0, so that sigma starts at 1 / sqrt(N h_0 / T) for all weights
+    and the rate at that of SGD with momentum; after k steps a share beta_2^k of h is still h_0.
+    With the paper's 0.99999 that is nearly all in a short training, which is robust: sigma is then
+    what you chose. To learn it, let 1 - beta_2 be about 5 divided by the number of steps, and h_0 as
+    small as h will be (0.01, say), since the rate grows as h_0 / h; minibatches of B examples give
+    h a relative error of about sqrt((1 - beta_2) N / (2 B)). Learned at T = 1, sigma is that of the
+    ELBO, with which large networks underfit.
 
     N counts answers as in `SGLD`. All noise is a function of seed, step, weight and backend.
     Gradients that are accumulated are of one draw. Clipping, Keras's weight decay, averages,
@@ -85,7 +88,7 @@ class IVON(ConfiguredLayer, keras.optimizers.Optimizer):
         *,
         initial_hessian: float = 1.0,
         beta_1: float = 0.9,
-        beta_2: float = 0.9999,
+        beta_2: float = 0.99999,
         clip_radius: float | None = None,
         temperature: float = 1.0,
         seed: int = 0,

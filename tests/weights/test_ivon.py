@@ -326,9 +326,7 @@ def test_members_side_by_side_have_their_means():
     options = {"epochs": 2, "batch_size": 4, "verbose": 0, "shuffle": False}
     found = []
     for side_by_side in (True, False):
-        ensemble = ibnn.DeepEnsemble.train(
-            build, 2, X, Y, side_by_side=side_by_side, **options
-        )
+        ensemble = ibnn.DeepEnsemble.train(build, 2, X, Y, side_by_side=side_by_side, **options)
         found.append([w for number in range(2) for w in ensemble.sample(None, number)])
     assert_same(*found, rtol=1e-4)
 

@@ -1,4 +1,4 @@
-"""IVON, an optimizer whose result is a Gaussian over all weights; a callback that shows its mean."""
+"""IVON, an optimizer that learns a Gaussian over all weights; a callback that shows its mean."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -45,10 +45,10 @@ class IVON(ConfiguredLayer, keras.optimizers.Optimizer):
     **What to choose.** h starts at h_0, so that sigma starts at 1 / sqrt(N h_0 / T) for all weights
     and the rate at that of SGD with momentum; after k steps a share beta_2^k of h is still h_0.
     With the paper's 0.99999 that is nearly all in a short training, which is robust: sigma is then
-    what you chose. To learn it, let 1 - beta_2 be about 5 divided by the number of steps, and h_0 as
-    small as h will be (0.01, say), since the rate grows as h_0 / h; minibatches of B examples give
-    h a relative error of about sqrt((1 - beta_2) N / (2 B)). Learned at T = 1, sigma is that of the
-    ELBO, with which large networks underfit.
+    what you chose. To learn it, let 1 - beta_2 be about 5 divided by the number of steps, and h_0
+    as small as h will be (0.01, say), since the rate grows as h_0 / h; minibatches of B examples
+    give h a relative error of about sqrt((1 - beta_2) N / (2 B)). Learned at T = 1, sigma is that
+    of the ELBO, with which large networks underfit.
 
     N counts answers as in `SGLD`. All noise is a function of seed, step, weight and backend.
     Gradients that are accumulated are of one draw. Clipping, Keras's weight decay, averages,

@@ -235,9 +235,7 @@ def check_weights(variables: list[keras.Variable], prior_scale: float | None) ->
         checks.warn_of_regularizer(f"Layer {owner!r}", f"{name}_regularizer", remedy)
 
 
-def noise_of_step(
-    seed: int, step: Any, index: int, shape: tuple[int, ...], dtype: str
-) -> Tensor:
+def noise_of_step(seed: int, step: Any, index: int, shape: tuple[int, ...], dtype: str) -> Tensor:
     """Return standard normal noise, a function of seed, step and variable alone.
 
     Args:

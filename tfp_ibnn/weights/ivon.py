@@ -153,18 +153,25 @@ class IVON(ConfiguredLayer, keras.optimizers.Optimizer):
         # By a function, not an operator, which a gradient of some rows does not have.
         gradient = ops.add(ops.zeros_like(weight), ops.cast(gradient, dtype))
         # Weights that are not a draw have the last word about the mean.
-        mean = ops.where(self._is_at_mean(), weight, ops.convert_to_tensor(self._means[index]))
-        precision = self._next_precision(index, gradient * (weight - mean))
+        previous = ops.convert_to_tensor(self._means[index])
+        mean = ops.where(self._is_at_mean(), weight, previous)
+        distance = weight - mean
+        precision = self._next_precision(index, gradient * distance)
         momentum = self._next_momentum(index, gradient)
-        step = (momentum + self._decay * mean) / precision
-        if self.clip_radius is not None:
-            step = ops.clip(step, -self.clip_radius, self.clip_radius)
+        slope = momentum + self._decay * mean
         rate = self._start * ops.cast(learning_rate, dtype)
-        mean = mean - rate * step
+        mean = mean - rate * self._clipped(slope / precision)
         self.assign(self._means[index], mean)
         self.assign(self._precisions[index], precision)
-        draw = self._draw(index, mean, precision, self.iterations + 1)
+        next_step = self.iterations + 1
+        draw = self._draw(index, mean, precision, next_step)
         self.assign(variable, draw)
+
+    def _clipped(self, step: Tensor) -> Tensor:
+        """Return a step that is not longer than `clip_radius` for any weight."""
+        if self.clip_radius is None:
+            return step
+        return ops.clip(step, -self.clip_radius, self.clip_radius)
 
     def _is_at_mean(self) -> Tensor:
         """Return whether the weights are the mean, and not a draw."""

@@ -547,16 +547,6 @@ def test_index_in():
         assert [keras_internals.index_in(optimizer, v) for v in variables] == [0, 1]
 
 
-def test_is_known_to():
-    variable, other = keras.Variable([1.0]), keras.Variable([1.0])
-    optimizer = keras.optimizers.SGD()
-    assert not keras_internals.is_known_to(optimizer, variable)
-    optimizer.build([variable])
-    with contract("is_known_to", "Find where an optimizer keeps the places of its variables."):
-        assert keras_internals.is_known_to(optimizer, variable)
-        assert not keras_internals.is_known_to(optimizer, other)
-
-
 def test_learning_rate_of():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
     advice = "Find the schedule: `optimizer.learning_rate` only gives its present value."

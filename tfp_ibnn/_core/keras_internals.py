@@ -233,16 +233,6 @@ def index_in(optimizer: keras.optimizers.Optimizer, variable: Any) -> int:
     return optimizer._get_variable_index(variable)
 
 
-def is_known_to(optimizer: keras.optimizers.Optimizer, variable: Any) -> bool:
-    """Whether an optimizer was built with a variable.
-
-    Args:
-        optimizer: one that need not be built.
-        variable: any.
-    """
-    return optimizer._var_key(variable) in optimizer._trainable_variables_indices
-
-
 def decays(optimizer: keras.optimizers.Optimizer, variable: keras.Variable) -> bool:
     """Whether the weight decay of an optimizer acts on a variable.
 

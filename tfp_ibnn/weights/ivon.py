@@ -80,6 +80,9 @@ class IVON(ConfiguredLayer, keras.optimizers.Optimizer):
         >>> mc = ibnn.MonteCarlo(optimizer.posterior(model), samples=16)
     """
 
+    _ids: frozenset[int] = frozenset()
+    """Of the variables that it was built with."""
+
     def __init__(
         self,
         learning_rate: float | Schedule,
@@ -123,6 +126,7 @@ class IVON(ConfiguredLayer, keras.optimizers.Optimizer):
         check_weights(variables, self.prior_scale)
         _check_freedom(variables)
         super().build(variables)
+        self._ids = frozenset(map(id, variables))
         start = keras.initializers.Constant(self._start)
         self._means = [self._mean_of(variable) for variable in variables]
         self._momentums = self.add_optimizer_variables(variables, "momentum")
@@ -247,7 +251,7 @@ class IVON(ConfiguredLayer, keras.optimizers.Optimizer):
 
     def own(self, variables: list[keras.Variable]) -> list[keras.Variable]:
         """Return those of some variables that the optimizer was built with."""
-        return [v for v in variables if keras_internals.is_known_to(self, v)]
+        return [variable for variable in variables if id(variable) in self._ids]
 
     def _has_mean_in_place(self) -> bool:
         return bool(ops.convert_to_numpy(self._is_at_mean()))

@@ -13,3 +13,5 @@ from tfp_ibnn.layers.mean_field import MeanFieldLayer as MeanFieldLayer
 from tfp_ibnn.layers.mnf import MNFLayer as MNFLayer
 from tfp_ibnn.layers.model import StochasticModel as StochasticModel
 from tfp_ibnn.layers.multiplicative import Stochastic as Stochastic
+from tfp_ibnn.layers.quantiles import PinballLoss as PinballLoss
+from tfp_ibnn.layers.quantiles import QuantileHead as QuantileHead

@@ -17,6 +17,7 @@ from keras import losses, ops
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn._core.keras_losses import OutputLoss, output_losses
 from tfp_ibnn.layers.heads import DistributionNLL, GaussianNLL
+from tfp_ibnn.layers.quantiles import PinballLoss, pinball_loss
 
 # Keras's losses, by what one negative log-likelihood belongs to.
 _BY_EXAMPLE = (losses.ctc,)
@@ -35,10 +36,13 @@ _POINT_FACTORS: dict[Callable[..., Any], Callable[[float], float]] = {
     losses.log_cosh: lambda s: s**2,
     losses.mean_absolute_error: lambda s: s,
     losses.mean_absolute_percentage_error: lambda s: 100 * s,
+    pinball_loss: lambda s: s / 2,
 }
 """The loss of a number over its NLL, up to a constant, if the loss leaves the noise's scale open.
 
-The noise is Gaussian, or Laplacian for absolute errors, and relative for percentages.
+The noise is Gaussian, or Laplacian for absolute errors, and relative for percentages. The mean
+pinball loss counts like half the absolute error, which it is at the level 0.5: the mean over the
+levels of the log-densities of asymmetric Laplace distributions, whose scale is s / 2.
 """
 
 _TOLERANCE = 0.01  # between outputs, so that `loss_weights` rounded to three digits pass
@@ -179,8 +183,15 @@ def _resumed(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
 
 
 def _function(loss: keras.losses.Loss) -> Callable[..., Any] | None:
-    """Return the function of one of Keras's losses; None for a class of another kind."""
+    """Return the function of a loss of Keras, or of ours; None for a class of another kind."""
+    if isinstance(loss, PinballLoss):
+        return pinball_loss
     return getattr(loss, "fn", None)
+
+
+def _outputs_per_number(loss: keras.losses.Loss) -> int:
+    """Return how many outputs a network has for each number of its targets."""
+    return len(loss.levels) if isinstance(loss, PinballLoss) else 1
 
 
 def _leaves_noise_open(loss: keras.losses.Loss) -> bool:
@@ -226,7 +237,8 @@ def _answers(part: OutputLoss, copies: int) -> float | None:
     number = math.prod(positions)
     averaged = 1.0  # by the loss itself, for each of its values
     if _function(part.loss) in (*_BY_NUMBER, *_POINT_FACTORS):
-        averaged = math.prod(shape[1:]) / number
+        numbers = math.prod(shape[1:]) / _outputs_per_number(part.loss)
+        averaged = numbers / number
     if part.loss.reduction == "sum":  # over the batch
         return averaged / (examples * copies)
     share = _share_of_kept(part.y_pred, values)
@@ -256,7 +268,9 @@ def _answers_by_shape(part: OutputLoss) -> float | None:
         axis = getattr(loss, "axis", None) or -1  # that of the classes, or parameters
         del shape[axis]
     sizes = shape[1:]
-    return None if None in sizes else float(math.prod(sizes))
+    if None in sizes:
+        return None
+    return math.prod(sizes) / _outputs_per_number(loss)
 
 
 def _warn_of_open_noise(loss: keras.losses.Loss) -> None:

@@ -187,6 +187,18 @@ class Likelihood(Configured):
         lower, upper = quantiles(self.public(draws), [tail, 1 - tail])
         return lower, upper
 
+    def check_interval(self, level: float) -> None:
+        """Raise if a prediction can have no central interval of a probability."""
+
+    def of_one(self, draws: Tensor, within: Tensor) -> dict[str, Tensor]:
+        """Return the prediction of one network.
+
+        Args:
+            draws: from `draws`, (1, examples, ...).
+            within: the uncertainty within it.
+        """
+        return {"mean": self.public(draws)[0], "aleatoric": within[0]}
+
     def of_all_draws(self, outputs: Tensor) -> dict[str, Tensor]:
         """Return further entries of a prediction, if it `needs_all_draws`."""
         return {}

@@ -10,12 +10,19 @@ from tfp_ibnn._core import checks
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.conversion.wrappers import ScaledModel, unscaled
 from tfp_ibnn.layers.heads import DistributionNLL, GaussianHead, GaussianNLL
+from tfp_ibnn.layers.quantiles import PinballLoss
 from tfp_ibnn.likelihoods.base import Likelihood
 from tfp_ibnn.likelihoods.categorical import Categorical
 from tfp_ibnn.likelihoods.distribution import Distribution
 from tfp_ibnn.likelihoods.gaussian import Gaussian, Point
 from tfp_ibnn.likelihoods.labels import Labels
-from tfp_ibnn.likelihoods.last_layer import activation_of, output_layer, own_activation
+from tfp_ibnn.likelihoods.last_layer import (
+    activation_of,
+    innermost_output_layer,
+    output_layer,
+    own_activation,
+)
+from tfp_ibnn.likelihoods.predicted_quantiles import Quantiles
 from tfp_ibnn.likelihoods.several import Several, by_name, output_names
 
 _FOR_PREDICTION = (
@@ -89,6 +96,12 @@ def likelihood_for_weights(
     """
     likelihood = likelihood_of(model, head, from_logits, _FOR_WEIGHTS)
     check_one_output(likelihood, "A posterior over weights")
+    if isinstance(likelihood, Quantiles):
+        raise ValueError(
+            f"Model {model.name!r} predicts quantiles, which have no density, and a posterior over "
+            "weights needs one. Average trained networks by ibnn.DeepEnsemble, or train noise by "
+            "ibnn.to_stochastic."
+        )
     if head is None and model.compiled:
         loss = next(iter(keras.tree.flatten(model.loss)), None)
         name = getattr(loss, "name", getattr(loss, "__name__", loss))
@@ -163,6 +176,11 @@ def _calibrated(model: keras.Model, loss: Any) -> Likelihood:
         return Gaussian(width)
     if is_loss(known, losses.MeanSquaredError):
         return Point(width)
+    if isinstance(known, PinballLoss):
+        raise ValueError(
+            "Quantiles have no density, by which `calibrate` compares: use "
+            'ibnn.Conformal(model, "cqr").fit(x, y), which calibrates their interval.'
+        )
     name = getattr(known, "__name__", type(known).__name__)
     raise ValueError(
         f"The loss {name} with {width} outputs cannot be calibrated; give a categorical or binary "
@@ -206,10 +224,10 @@ def logits_by_loss(model: keras.Model) -> bool | None:
 def predicts_numbers(model: keras.Model) -> bool:
     """Return whether a model is a regression, by its last layer or its loss."""
     activation = activation_of(model)
-    if activation in ("softmax", "log_softmax", "sigmoid", "gaussian"):
-        return activation == "gaussian"
+    if activation in ("softmax", "log_softmax", "sigmoid", "gaussian", "quantiles"):
+        return activation in ("gaussian", "quantiles")
     head, _ = _head_of_loss(_one_loss(model))
-    return head in ("gaussian", "point")
+    return head in ("gaussian", "point") or isinstance(head, Quantiles)
 
 
 def _names_of_heads(heads: Mapping[str, Any]) -> list[str]:
@@ -250,6 +268,8 @@ def _of_one_output(
     if activation == "log_softmax":
         # The softmax of its output is the same as that of its input.
         loss_head, loss_logits = "softmax", True
+    if activation == "quantiles":
+        loss_head = _quantiles(model, loss)
     meaning = head
     if meaning is None:
         meaning = activation if activation in _LOSSES else loss_head
@@ -321,6 +341,17 @@ def _gaussian(model: keras.Model, width: int | None) -> Gaussian:
     return Gaussian(width, layer if isinstance(layer, GaussianHead) else None)
 
 
+def _quantiles(model: keras.Model, loss: Any) -> Quantiles:
+    """Return the likelihood of a model that ends in a `QuantileHead`."""
+    levels = innermost_output_layer(model).levels
+    if isinstance(loss, PinballLoss) and loss.levels != levels:
+        raise ValueError(
+            f"The QuantileHead of model {model.name!r} has the levels {levels}, its PinballLoss "
+            f"has {loss.levels}: give both the same."
+        )
+    return Quantiles(levels)
+
+
 def _raise_unknown(model: keras.Model, activation: str | None, loss: Any, remedy: str) -> None:
     if loss is None:
         raise ValueError(
@@ -352,6 +383,8 @@ def _head_of_loss(loss: Any) -> tuple[Any, bool | None]:
     loss = losses.get(loss) if isinstance(loss, str) else loss
     if isinstance(loss, DistributionNLL):
         return loss.make, None
+    if isinstance(loss, PinballLoss):
+        return Quantiles(loss.levels), None
     for head, kinds in _LOSSES.items():
         if any(is_loss(loss, kind) for kind in kinds):
             return head, getattr(loss, "from_logits", False)

@@ -9,6 +9,7 @@ from tfp_ibnn._core import keras_internals
 from tfp_ibnn.conversion.graph import functional_graph
 from tfp_ibnn.layers import StochasticLayer
 from tfp_ibnn.layers.heads import GaussianHead
+from tfp_ibnn.layers.quantiles import QuantileHead
 
 _TRANSPARENT = (layers.Dropout, layers.Flatten, layers.Identity, layers.Permute, layers.Reshape)
 
@@ -33,13 +34,14 @@ _OPERATIONS = {"Softmax": "softmax", "LogSoftmax": "log_softmax", "Sigmoid": "si
 def activation_of(model: keras.Model) -> str | None:
     """Return the name of the activation of a model's one output.
 
-    A linear cast after it does not count. For a `GaussianHead` it is "gaussian"; None is unknown.
+    A linear cast after it does not count. For a `GaussianHead` it is "gaussian", for a
+    `QuantileHead` "quantiles"; None is unknown.
     """
-    layer = output_layer(model)
-    while isinstance(layer, (StochasticLayer, layers.TimeDistributed)):
-        layer = layer.layer
+    layer = innermost_output_layer(model)
     if isinstance(layer, GaussianHead):
         return "gaussian"
+    if isinstance(layer, QuantileHead):
+        return "quantiles"
     kind = type(layer).__name__  # the operations of keras.ops have no public classes
     if kind in ("Softmax", "Sigmoid"):
         is_last_axis = getattr(layer, "axis", -1) == -1
@@ -67,6 +69,14 @@ def own_activation(layer: Any) -> str | None:
         if any(layer.activation is function for function in functions):
             return name
     return None
+
+
+def innermost_output_layer(model: keras.Model) -> Any:
+    """Return `output_layer` without the layers around it: noise, and `TimeDistributed`."""
+    layer = output_layer(model)
+    while isinstance(layer, (StochasticLayer, layers.TimeDistributed)):
+        layer = layer.layer
+    return layer
 
 
 def output_layer(model: keras.Model) -> Any:

@@ -25,13 +25,20 @@ def central_interval(cdf: Cdf, lower: Tensor, upper: Tensor, level: float) -> tu
         level: the probability, between 0 and 1.
     """
     tail = (1 - level) / 2
-    first = _quantile(cdf, lower, upper, tail)
-    last = _quantile(cdf, lower, upper, 1 - tail)
+    first = quantile(cdf, lower, upper, tail)
+    last = quantile(cdf, lower, upper, 1 - tail)
     return first, last
 
 
-def _quantile(cdf: Cdf, lower: Tensor, upper: Tensor, probability: float) -> Tensor:
-    """Return the points at which a distribution function has a value."""
+def quantile(cdf: Cdf, lower: Tensor, upper: Tensor, probability: float | Tensor) -> Tensor:
+    """Return the points at which a distribution function has a value, by bisection.
+
+    Args:
+        cdf: the distribution function.
+        lower: points below.
+        upper: points above.
+        probability: the value, or one for each point.
+    """
 
     def halve(_: Any, ends: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         lower, upper = ends

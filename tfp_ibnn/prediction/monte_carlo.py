@@ -117,7 +117,7 @@ class MonteCarlo(Exports, PredictionWrapper, PredictingModel):
             validation.check_standard_error(samples, sampling)
         likelihood = likelihood_of(network, head, from_logits)
         if interval is not None:
-            validation.warn_of_open_noise(likelihood, interval)
+            validation.check_interval(likelihood, interval)
         model = _with_batch_norm(model, batch_norm, samples, seed)
         # Inputs reach the model as they are; it knows best which precision it needs.
         super().__init__(**{"autocast": False, **kwargs})
@@ -226,7 +226,8 @@ class MonteCarlo(Exports, PredictionWrapper, PredictingModel):
             number: which network; 0 to `samples` - 1 are those that are averaged.
 
         Returns:
-            A dict with `mean` and `aleatoric`; of several outputs, one for each by name.
+            A dict with `mean` and `aleatoric`, or `quantiles`; of several outputs, one for each by
+            name.
         """
         key = ops.cast(self._key, "int32")
         outputs = self._sampler.draw(inputs, key, number)

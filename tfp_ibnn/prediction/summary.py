@@ -71,15 +71,15 @@ def of_one(likelihood: Likelihood, outputs: Any) -> dict[str, Any]:
         outputs: (1, examples, ...).
 
     Returns:
-        A dict with `mean` and `aleatoric`; of several outputs, one for each by name.
+        A dict with `mean` and `aleatoric`, or `quantiles`; of several outputs, one for each by
+        name.
     """
     likelihood.check_outputs(outputs)
     outputs = likelihood.split(outputs)
     predictions = {}
     for name, part in likelihood.parts.items():
         draws, within = part.draws(outputs[name])
-        mean = part.public(draws)[0]
-        predictions[name] = {"mean": mean, "aleatoric": within[0]}
+        predictions[name] = part.of_one(draws, within)
     return likelihood.join(predictions)
 
 

@@ -65,13 +65,18 @@ def check_standard_error(samples: int, sampling: str) -> None:
         )
 
 
-def warn_of_open_noise(likelihood: Likelihood, interval: float) -> None:
+def check_interval(likelihood: Likelihood, interval: float) -> None:
     """Warn that an interval of draws holds few observations, if their noise is not predicted.
 
     Args:
         likelihood: what the outputs mean.
         interval: its probability.
+
+    Raises:
+        ValueError: If an output has no such interval.
     """
+    for part in likelihood.parts.values():
+        part.check_interval(interval)
     points = [name for name, part in likelihood.parts.items() if part.free_scale]
     if points:
         which = "the output" if points == [""] else f"the outputs {points}"

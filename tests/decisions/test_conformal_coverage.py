@@ -8,7 +8,7 @@ from scipy.stats import betabinom, binom
 
 import tfp_ibnn as ibnn
 from tfp_ibnn.decisions.hashing import uniform
-from tfp_ibnn.layers import GaussianHead
+from tfp_ibnn.layers import GaussianHead, QuantileHead
 
 CLASSES, COVERAGE, CALIBRATION, NEW = 4, 0.9, 39, 25
 SETS = [
@@ -180,16 +180,20 @@ def check_intervals(method, spacing, rows, location):
     elif method == "gaussian":
         model = at_once(keras.Sequential([keras.Input((2,)), GaussianHead()]))
         x = np.stack([mean, np.zeros(shape)], axis=-1)
+    elif method == "quantiles":  # of a normal distribution whose scale is wrong
+        head = keras.Sequential([keras.Input((3,)), QuantileHead()])
+        model = at_once(head, interval=COVERAGE)
+        x = np.stack([np.zeros(shape), mean, np.ones(shape)], axis=-1)
     else:
         model, x = identity(1, head="point"), mean[..., None]
-    kind = "cqr" if method == "cqr" else "split"
+    kind = "cqr" if method in ("cqr", "quantiles") else "split"
     made = ibnn.Conformal(model, kind, COVERAGE)
     exact = spacing is not None and spacing < 1e-3
     assert_covered(covered(made, x.astype("float32"), y), NEW, CALIBRATION, exact)
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("method", ["split", "gaussian", "cqr"])
+@pytest.mark.parametrize("method", ["split", "gaussian", "cqr", "quantiles"])
 @pytest.mark.parametrize("spacing", [None, 0.1, 1e-6])
 def test_intervals(method, spacing):
     check_intervals(method, spacing, 100, 0.3)
@@ -197,7 +201,7 @@ def test_intervals(method, spacing):
 
 @pytest.mark.once
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["split", "gaussian", "cqr"])
+@pytest.mark.parametrize("method", ["split", "gaussian", "cqr", "quantiles"])
 @pytest.mark.parametrize("spacing", [None, 0.5, 0.1, 0.01, 1e-6])
 @pytest.mark.parametrize("location", [0, 0.1, -0.3, 3.7, -41.3, 1000.1])
 def test_intervals_everywhere(method, spacing, location):

@@ -14,7 +14,7 @@ from tests.monte_carlo_tools import JAX, averaged, data, dense, numpy, set_weigh
 from tfp_ibnn.export.frozen import in_float32
 from tfp_ibnn.export.reading import open_exported
 from tfp_ibnn.export.served import flat
-from tfp_ibnn.layers import GaussianHead
+from tfp_ibnn.layers import GaussianHead, QuantileHead
 
 pytestmark = [
     pytest.mark.once,
@@ -189,6 +189,11 @@ def gaussian():
     return mc(model, sampling="antithetic", interval=0.9)
 
 
+def quantiles(outputs=2):
+    parts = [layers.Dense(4, "tanh"), dense(3 * outputs), QuantileHead(outputs=outputs)]
+    return mc(chain((4,), *parts), interval=0.9)
+
+
 def points():
     model = chain((4,), dense(4, "tanh"), dense(2))
     return mc(model, head="point", interval=0.8, return_samples=True, standard_error=True)
@@ -332,6 +337,10 @@ def intervals(method):
     return ibnn.Conformal(model, method, 0.7).fit(data(COUNT, 4), data(COUNT, 2)[:, :1])
 
 
+def moved_quantiles():
+    return ibnn.Conformal(quantiles(1), "cqr").fit(data(COUNT, 4), data(COUNT, 1))
+
+
 def detector(score):
     model = chain((4,), dense(4, "tanh"), layers.Dense(3, "softmax"))
     return ibnn.OODDetector(mc(model), score, k=3).fit(data(COUNT, 4), LABELS)
@@ -369,6 +378,7 @@ CASES = {
     "dict": lambda: several("dict"),
     "sigmoid": sigmoid,
     "gaussian": gaussian,
+    "quantiles": quantiles,
     "points": points,
     "of-counts": of_counts,
     "dropout": dropout,
@@ -404,6 +414,7 @@ CASES = {
     "split-of-points": split_of_points,
     "sets-of-pixels": sets_of_pixels,
     "cqr": lambda: intervals("cqr"),
+    "cqr-of-quantiles": moved_quantiles,
     "student-of-classes": lambda: student(mc(noisy())),
     "student-of-numbers": lambda: student(gaussian()),
     "student-of-labels": lambda: student(sigmoid()),

@@ -64,6 +64,13 @@ def absolutes(y, out, scale=0.7):
     return np.sum((np.abs(y - out) / scale).reshape(ROWS, -1), axis=1)
 
 
+def pinballs(y, out, scale=0.7):
+    """Minus the mean over two levels of log-densities of asymmetric Laplace distributions."""
+    below, above = np.split(out, 2, axis=-1)
+    each = [np.maximum(t * (y - q), (t - 1) * (y - q)) for t, q in ((0.2, below), (0.9, above))]
+    return np.sum((2 * np.mean(each, axis=0) / scale).reshape(ROWS, -1), axis=1)
+
+
 def with_head(*shape):
     return keras.Sequential([keras.Input(shape), layers.Dense(4), ibnn.layers.GaussianHead()])
 
@@ -72,6 +79,7 @@ CLASS, STEPS, PIXELS = (RNG.integers(0, 3, (ROWS, *s)) for s in ((), (5,), (4, 6
 YES_OR_NO = RNG.integers(0, 2, (ROWS, 5, 3))
 NUMBERS = RNG.normal(size=(ROWS, 5, 2)).astype("float32")
 PADDED = ragged(5, 2)
+KEPT = np.any(PADDED, axis=-1, keepdims=True)
 IGNORED = np.where(RNG.random(PIXELS.shape) < 0.3, -1, PIXELS)
 SPREAD = {"noise_scale": 0.7}
 
@@ -113,9 +121,17 @@ CASES = {
         *(NUMBERS, gaussian, 1 / 5),
     ),
     "mse": (network(2, 5, 2), "mse", SPREAD, inputs(5, 2), NUMBERS, squares, 2 * 0.49 / 10),
+    "pinball": (
+        *(network(4, 5, 2), ibnn.layers.PinballLoss((0.2, 0.9)), SPREAD, inputs(5, 2)),
+        *(NUMBERS, pinballs, 0.35 / 10),
+    ),
+    "pinball masks": (
+        *(network(4, 5, 2, mask=True), ibnn.layers.PinballLoss((0.2, 0.9)), SPREAD, PADDED),
+        *(NUMBERS, lambda y, out: pinballs(y * KEPT, np.tile(KEPT, 2) * out), 0.35 / 7),
+    ),
     "mae": (network(2, 5, 2), "mae", SPREAD, inputs(5, 2), NUMBERS, absolutes, 0.7 / 10),
 }
-MEASURED = ("unknown size", "masks", "ignored class", "sum")
+MEASURED = ("unknown size", "masks", "ignored class", "sum", "pinball masks")
 
 
 @pytest.mark.parametrize("name", CASES)

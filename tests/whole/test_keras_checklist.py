@@ -69,6 +69,7 @@ OTHERS = {
         IMAGE,
     ),
     "head": (ibnn.layers.GaussianHead, {}, (2, 4)),
+    "quantiles": (ibnn.layers.QuantileHead, {"levels": [0.1, 0.8], "outputs": 2}, (2, 4)),
     "shift": (ibnn.data.RandomShift, {"padding": 1}, IMAGE),
     "mirror": (ibnn.data.RandomMirror, {}, IMAGE),
 }

@@ -127,7 +127,7 @@ CASES = {
     ),
     "pinball masks": (
         *(network(4, 5, 2, mask=True), ibnn.layers.PinballLoss((0.2, 0.9)), SPREAD, PADDED),
-        *(NUMBERS, lambda y, out: pinballs(y * KEPT, np.tile(KEPT, 2) * out), 0.35 / 7),
+        *(NUMBERS, lambda y, out: pinballs(y * KEPT, KEPT * out), 0.35 / 7),
     ),
     "mae": (network(2, 5, 2), "mae", SPREAD, inputs(5, 2), NUMBERS, absolutes, 0.7 / 10),
 }

@@ -112,7 +112,7 @@ def test_slope_of_the_loss_is_minus_the_level_below_the_target_and_its_complemen
 @pytest.mark.once
 def test_over_many_levels_it_is_half_the_crps():
     """In closed form for a normal distribution (Gneiting et al. 2005, equation 5)."""
-    levels = (np.arange(2000) + 0.5) / 2000
+    levels = (np.arange(1000) + 0.5) / 1000
     loc, scale = 0.7, 1.6
     y = np.array([-3.0, 0.5, 0.7, 2.0, 6.0])
     z = (y - loc) / scale
@@ -120,7 +120,7 @@ def test_over_many_levels_it_is_half_the_crps():
     crps = scale * (z * (2 * normal.cdf(z) - 1) + 2 * normal.pdf(z) - 1 / np.sqrt(np.pi))
     quantiles = np.tile(normal(loc, scale).ppf(levels), (len(y), 1))
     loss = numpy(PinballLoss(levels, reduction=None)(y, quantiles))
-    np.testing.assert_allclose(2 * loss, crps, rtol=2e-3)
+    np.testing.assert_allclose(2 * loss, crps, rtol=4e-3)
 
 
 def test_loss_takes_targets_with_and_without_an_axis():

@@ -42,7 +42,8 @@ class Conformal(OfImages, Limited, Fitted):
     - "raps": "aps" with `penalty` * max(0, rank - `k`) added, for smaller sets (2009.14193).
     - "split", of numbers: |y - mean|, divided by the predicted deviation of a Gaussian head.
     - "cqr": how far y lies outside of two quantiles: the outputs of a "point" head of size 2, or
-      else the interval of a `MonteCarlo`, whose `interval` is `coverage` unless given (1905.03222).
+      else the interval of a `MonteCarlo`, of a `QuantileHead` perhaps, whose `interval` is
+      `coverage` unless given (1905.03222).
 
     Args:
         model: a `MonteCarlo`, or a model or posterior that `MonteCarlo` takes.

@@ -168,8 +168,9 @@ def quantiles_of(outputs: Tensor, levels: tuple[float, ...]) -> Tensor:
             f"{len(levels)} levels need as many outputs for each number; the network has {width} "
             "outputs. Give the loss the levels of its QuantileHead."
         )
-    by_level = ops.split(outputs, len(levels), axis=-1)
-    return ops.stack(by_level, axis=-1)
+    size = width // len(levels)
+    by_number = [outputs[..., number::size] for number in range(size)]
+    return ops.stack(by_number, axis=-2)
 
 
 def middle_of(levels: tuple[float, ...]) -> int:

@@ -60,8 +60,9 @@ class MonteCarlo(Exports, PredictionWrapper, PredictingModel):
         return_samples: return `samples` (N, draws, K) too; of a `GaussianHead`, the means. Their
             memory grows with `samples`, as it does for the intervals.
         interval: probability of a central interval, such as 0.9; returns `lower` and `upper`, its
-            bounds (N, K): of the draws, or, with a `GaussianHead`, of new observations. Numbers
-            without one warn, since few observations lie within the draws: see `Conformal`.
+            bounds (N, K): of the draws, or, with a `GaussianHead` or a `QuantileHead` of these
+            levels, of new observations. Other numbers warn, since few observations lie within the
+            draws: see `Conformal`.
         standard_error: return `standard_error` (N, K), that of the mean of iid draws.
         **kwargs: those of `keras.Model`.
 

@@ -113,6 +113,9 @@ class PredictingModel(keras.Model):
             - `aleatoric`: the mean of the variances that a `GaussianHead` predicts, 0 without one;
             - `total_variance`: aleatoric + epistemic.
 
+            A `QuantileHead` has no variances: `quantiles` (N, D, L) are those of the mixture of all
+            draws, `mean` averages the draws' medians, and `epistemic` is the variance of these.
+
             If the constructor was asked for them: `samples` (N, draws, K), `lower` and `upper`
             (N, K), and `standard_error` (N, K). For a function that makes a TFP distribution,
             `parameters` (N, draws, ...), the network's outputs.
@@ -166,7 +169,9 @@ class PredictingModel(keras.Model):
             - for classes: `accuracy`, `nll` (in nats), `brier` (the Brier score) and `ece` (the
               expected calibration error), of the mean;
             - for numbers: `rmse`, of the mean, and, where there is a density, its `nll`: with a
-              `GaussianHead` of a Gaussian with the mean and the total variance.
+              `GaussianHead` of a Gaussian with the mean and the total variance;
+            - for a `QuantileHead`: `rmse`, `pinball`, which is the loss, and, if no two neighbors
+              among 0, the levels and 1 are more than 0.1 apart, `crps`.
 
         Raises:
             ValueError: If the data or a score is not finite, or labels are missing.

@@ -76,20 +76,47 @@ class QuantileHead(ConfiguredLayer, keras.layers.Layer):
     def call(self, inputs: Tensor) -> Tensor:
         """Return (..., L * D): D quantiles of the first level, then of the next."""
         raw = ops.split(inputs, len(self.levels), axis=-1)
-        gaps = np.diff(ndtri(self.levels)).tolist()
         middle = middle_of(self.levels)
-        quantiles = [raw[middle]]
-        # One after the other, since sums in another order are rounded apart, and may cross.
-        for place in range(middle + 1, len(raw)):
-            distance = gaps[place - 1] * ops.softplus(raw[place] + _SHIFT)
-            quantiles.append(quantiles[-1] + distance)
-        for place in reversed(range(middle)):
-            distance = gaps[place] * ops.softplus(raw[place] + _SHIFT)
-            quantiles.insert(0, quantiles[0] - distance)
-        return ops.concatenate(quantiles, axis=-1)
+        center = raw[middle]
+        below = raw[:middle]
+        above = raw[middle + 1 :]
+        gaps = self._gaps()
+        upper = _ends(center, above, gaps[middle:])
+        # Downwards is upwards with the other sign, which is exact.
+        below.reverse()
+        gaps_below = gaps[:middle]
+        gaps_below.reverse()
+        lower = _ends(-center, below, gaps_below)
+        lower = [-end for end in lower]
+        lower.reverse()
+        return ops.concatenate([*lower, center, *upper], axis=-1)
+
+    def _gaps(self) -> list[float]:
+        """Return the distances between the quantiles of a standard normal distribution."""
+        quantiles = ndtri(self.levels)
+        return np.diff(quantiles).tolist()
 
     def compute_output_shape(self, input_shape: tuple[int | None, ...]) -> Any:
         return input_shape
+
+
+def _ends(start: Tensor, raw: list[Tensor], gaps: list[float]) -> list[Tensor]:
+    """Return where each distance leads, one after the other.
+
+    Sums in another order are rounded apart, so that quantiles might cross.
+
+    Args:
+        start: where the first distance begins.
+        raw: what makes each distance, its softplus up to a shift.
+        gaps: the distances where that is 1.
+    """
+    ends = []
+    end = start
+    for number, gap in zip(raw, gaps, strict=True):
+        distance = ops.softplus(number + _SHIFT)
+        end = end + gap * distance
+        ends.append(end)
+    return ends
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -152,7 +179,9 @@ def pinball_loss(y: Tensor, quantiles: Tensor, levels: tuple[float, ...]) -> Ten
     """
     above = y[..., None] - quantiles
     level = ops.convert_to_tensor(levels, quantiles.dtype)
-    return ops.maximum(level * above, (level - 1) * above)
+    of_larger = level * above
+    of_smaller = (level - 1) * above
+    return ops.maximum(of_larger, of_smaller)
 
 
 def quantiles_of(outputs: Tensor, levels: tuple[float, ...]) -> Tensor:

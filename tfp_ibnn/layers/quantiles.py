@@ -53,7 +53,7 @@ class QuantileHead(ConfiguredLayer, keras.layers.Layer):
         ...     ]
         ... )
         >>> model.compile("adam", ibnn.layers.PinballLoss((0.1, 0.5, 0.9)))
-        >>> mc = ibnn.MonteCarlo(model, interval=0.8)
+        >>> mc = ibnn.MonteCarlo(model, samples=1, interval=0.8)
         >>> sorted(mc.predict(keras.ops.ones((5, 4)), verbose=0))
         ['epistemic', 'lower', 'mean', 'quantiles', 'upper']
     """

@@ -149,17 +149,17 @@ class Quantiles(Numbers):
             score.update_state(self._crps(y_true, prediction), sample_weight=sample_weight)
 
     def loss(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
-        losses = self._losses(y_true, prediction)
+        losses = self._pinball_losses(y_true, prediction)
         return ops.mean(losses, axis=(-2, -1))
 
-    def _losses(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
+    def _pinball_losses(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
         """Return the pinball losses (..., D, L)."""
         target, _ = self.pair(y_true, prediction)
         return pinball_loss(target, prediction["quantiles"], self.levels)
 
     def _crps(self, y_true: Any, prediction: dict[str, Tensor]) -> Tensor:
         """Return twice the integral of the pinball loss over all levels; at 0 and 1 it is 0."""
-        losses = self._losses(y_true, prediction)
+        losses = self._pinball_losses(y_true, prediction)
         ends = np.array([0.0, *self.levels, 1.0])
         widths = (ends[2:] - ends[:-2]) / 2
         weights = ops.convert_to_tensor(widths, losses.dtype)

@@ -142,6 +142,27 @@ class ZPosterior(PosteriorTemplate):
         raise NotImplementedError(f"{type(self).__name__} must define `draw`.")
 
 
+class Density:
+    """A Keras model of data that returns log p(x), (examples,) in nats, when it is called.
+
+    This is all that `OODDetector` asks of it; a subclass is a `keras.Model`.
+    """
+
+    condition: Any = None
+    """None, or what p(x | condition) depends on; inputs are then pairs (x, condition)."""
+
+    event: tuple[int, ...] = ()
+    """The shape of one example, once the model is built."""
+
+    def checked_data(self, x: Any) -> Any:
+        """Return arrays as the model takes them, or raise; datasets are left as they are.
+
+        Args:
+            x: data (examples, ...), or a pair of data and a condition, or a dataset.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define `checked_data`.")
+
+
 class Chunks(NamedTuple):
     """The sampled networks on a batch, to be run chunk by chunk."""
 

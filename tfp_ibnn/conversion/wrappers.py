@@ -27,11 +27,11 @@ class PredictionWrapper:
         """Return a model from what `get_config` gave.
 
         Args:
-            config: the constructor's arguments; `model` and `head` are configs themselves.
+            config: the constructor's arguments; `model`, `head` and `background` are configs.
             custom_objects: classes by their names, which Keras does not know.
         """
         config = keras_internals.readable(config)
-        for name in ("model", "head"):
+        for name in ("model", "head", "background"):
             if name in config:
                 part = keras.saving.deserialize_keras_object(config[name], custom_objects)
                 config[name] = part

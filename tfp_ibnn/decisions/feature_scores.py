@@ -27,6 +27,8 @@ class FeatureScore:
     """
 
     name: str
+    features = "features"
+    """What an error calls the features."""
     needs_logits = False
     """Whether the features must be the inputs of a last Dense layer, which `learn` is given."""
     takes_classes = False

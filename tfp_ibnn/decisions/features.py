@@ -4,12 +4,13 @@ import warnings
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 
 from tfp_ibnn._core import keras_internals
 from tfp_ibnn.conversion.convert import without_uncertainty
 from tfp_ibnn.conversion.graph import extended, functional_graph
-from tfp_ibnn.conversion.wrappers import PredictionWrapper
+from tfp_ibnn.conversion.wrappers import PredictionWrapper, innermost
 from tfp_ibnn.decisions.feature_scores import FeatureScore
 from tfp_ibnn.layers.base import CONVOLUTIONS
 from tfp_ibnn.weights.features import at_each_step, logit_layer
@@ -83,6 +84,39 @@ def _validity(features: Any, mask: Any) -> Any:
     missing_axes = tuple(range(len(mask.shape), len(features.shape)))
     mask = ops.expand_dims(mask, missing_axes)
     return ones * ops.cast(mask, features.dtype)
+
+
+def check_classes(y: Any, score: str, model: Any, of_positions: bool) -> None:
+    """Raise for classes of positions, and, of a regression, for targets or missing classes.
+
+    Args:
+        y: what `fit` was given, or None.
+        score: name of the score.
+        model: the `MonteCarlo` whose features are scored.
+        of_positions: whether `y` holds several labels for each example.
+    """
+    if of_positions:
+        raise ValueError(
+            f"score={score!r} needs one class per example; `y` has the shape {np.shape(y)}, one at "
+            "each position: leave it out, or take score='entropy'."
+        )
+    if model.likelihood.is_classifier:
+        return
+    name = innermost(model).name
+    if y is None:
+        if score == "relative_mahalanobis":
+            raise ValueError(
+                f"score='relative_mahalanobis' needs classes `y`, and model {name!r} predicts "
+                "numbers: take score='mahalanobis' or 'knn', which need none."
+            )
+        return
+    targets = np.asarray(y)
+    is_vector = np.size(targets) == len(targets)
+    if not is_vector or np.any(targets % 1):
+        raise ValueError(
+            f"score={score!r} takes classes for `y`, and model {name!r} predicts numbers: "
+            f"leave `y` out, fit(x). Got targets of the shape {targets.shape}."
+        )
 
 
 def warn_of_modes(model: Any, score: str) -> None:

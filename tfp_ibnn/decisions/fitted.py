@@ -28,14 +28,18 @@ class Fitted(ConfiguredLayer, TakesStrings, Exports, PredictionWrapper, keras.Mo
 
     def __init__(self, model: Any, defaults: dict[str, Any], **kwargs: Any) -> None:
         super().__init__(**{"autocast": False, **kwargs})
+        self.inner = self._predictor(model, {"seed": 0, **defaults})
+        self._arrays: dict[str, keras.Variable] = {}
+        self.built = True
+
+    def _predictor(self, model: Any, defaults: dict[str, Any]) -> keras.Model:
+        """Return the `MonteCarlo` of a model, with defaults for the options that it lacks."""
         if not isinstance(model, MonteCarlo):
             is_plain = isinstance(model, keras.Model) and not stochastic_layers(model)
             samples = 1 if is_plain else 128
             model = MonteCarlo(model, samples=samples)
         check_one_output(model.likelihood, type(self).__name__)
-        self.inner = _with_defaults(model, {"seed": 0, **defaults})
-        self._arrays: dict[str, keras.Variable] = {}
-        self.built = True
+        return _with_defaults(model, defaults)
 
     @property
     def is_fitted(self) -> bool:

@@ -8,14 +8,15 @@ from keras import ops
 
 from tfp_ibnn._core import checks, keras_layers
 from tfp_ibnn._core.backend import Tensor, jit_pays
+from tfp_ibnn._core.protocols import Density
 from tfp_ibnn._core.rows import in_blocks
 from tfp_ibnn._core.text import with_strings
-from tfp_ibnn.conversion.wrappers import innermost
 from tfp_ibnn.data.datasets import dataset_batches, is_dataset
 from tfp_ibnn.data.examples import check_finite, some_at_a_time, unpacked
 from tfp_ibnn.data.positions import PositionSample
+from tfp_ibnn.decisions.density_scores import DENSITY_SCORES, LogDensities, check_densities
 from tfp_ibnn.decisions.feature_scores import FEATURE_SCORES
-from tfp_ibnn.decisions.features import feature_network, warn_of_modes
+from tfp_ibnn.decisions.features import check_classes, feature_network, warn_of_modes
 from tfp_ibnn.decisions.fitted import Fitted, has_positions
 from tfp_ibnn.decisions.reductions import (
     REDUCTIONS,
@@ -46,7 +47,11 @@ class OODDetector(Fitted):
     - "knn": the distance of features, of length 1, to the k-th nearest of training (2204.06507);
     - "vim": "energy" plus the scaled length outside of the principal subspace (2203.10807). The
       scale is the mean of the largest logit; where that is not positive, of its height above the
-      mean logit. Where the features have fewer dimensions than that subspace, it has half of them.
+      mean logit. Where the features have fewer dimensions than that subspace, it has half of them;
+    - "density": minus log p(x), of a `FlowDensity` in the place of a network. It is low for inputs
+      simpler than the data (1810.09136), which the other two find: "typicality", the distance of
+      log p(x) to its mean over the data of `fit` (1906.02994), which should be held out; and
+      "likelihood_ratio", log q(x) - log p(x), with the density q as `background` (1906.02845).
 
     An output with positions (N, ..., K), such as pixels or time steps, is scored at each of them,
     and `reduction` makes one score of an image: "mean", "max", for what is unusual in one place, or
@@ -59,13 +64,14 @@ class OODDetector(Fitted):
     they are those of its first member, with a warning.
 
     Args:
-        model: a `MonteCarlo`, or a model or posterior that `MonteCarlo` takes.
+        model: a `MonteCarlo`, or a model or posterior that `MonteCarlo` takes; or a density.
         score: one of the above.
         layer: name of the layer whose inputs are the features, averaged over positions if the
             output has none; None takes the last one with weights.
         k: of "knn", which of the nearest neighbors is compared with.
         bank: of "knn", how many training examples to keep, drawn at random; None keeps all.
         reduction: "mean", "max", None or "pooled", for outputs with positions; see above.
+        background: of "likelihood_ratio", a density trained on perturbed or more general data.
         **kwargs: those of `keras.Model`.
 
     Example:
@@ -85,9 +91,11 @@ class OODDetector(Fitted):
         k: int = 50,
         bank: int | None = None,
         reduction: str | None = "mean",
+        background: Density | None = None,
         **kwargs: Any,
     ) -> None:
-        checks.one_of("score", score, (*OUTPUT_SCORES, *FEATURE_SCORES))
+        checks.one_of("score", score, (*OUTPUT_SCORES, *FEATURE_SCORES, *DENSITY_SCORES))
+        check_densities(score, model, background)
         super().__init__(model, {}, **kwargs)
         self._masks = output_masks(self.inner)
         self.kind = score
@@ -95,6 +103,7 @@ class OODDetector(Fitted):
         self.k = checks.positive_integer("k", k)
         self.bank = None if bank is None else checks.positive_integer("bank", bank)
         self.reduction = checks.one_of("reduction", reduction, REDUCTIONS)
+        self.background = background
         self._has_positions = has_positions(self.inner)
         self.jit_compile = jit_pays()
         self._of_outputs = None
@@ -103,21 +112,29 @@ class OODDetector(Fitted):
         if score in OUTPUT_SCORES:
             self._of_outputs = OUTPUT_SCORES[score]()
             self._of_outputs.check(self.inner.likelihood, self.inner.samples)
+        elif score in DENSITY_SCORES:
+            self._of_features = DENSITY_SCORES[score]()
+            self._network = LogDensities(self.inner, background)
         else:
             self._of_features = FEATURE_SCORES[score].with_options(self.k, self.bank)
             self._of_features.check(self.inner.likelihood)
             self._network, _ = self._feature_network()
             warn_of_modes(self.inner, score)
 
-    def _feature_network(self) -> tuple[keras.Model, keras.layers.Layer]:
+    def _predictor(self, model: Any, defaults: dict[str, Any]) -> keras.Model:
+        return model if isinstance(model, Density) else super()._predictor(model, defaults)
+
+    def _feature_network(self) -> tuple[keras.Model, keras.layers.Layer | None]:
         """Return the network of features as it is now, and the layer whose inputs they are."""
+        if self.kind in DENSITY_SCORES:
+            return self._network, None
         keeps_positions = self._has_positions and self.reduction != "pooled"
         return feature_network(self.inner, self._of_features, self.layer, keeps_positions)
 
     @property
     def _scores_positions(self) -> bool:
         """Whether features are those of positions, with their validity."""
-        return len(self._network.outputs[0].shape) > 2
+        return self._has_positions and len(self._network.outputs[0].shape) > 2
 
     def fit(
         self,
@@ -156,15 +173,9 @@ class OODDetector(Fitted):
         network, layer = self._feature_network()
         keras_layers.swap_sublayers(self, {id(self._network): network})
         network.jit_compile = self.jit_compile
-        takes_classes = self._of_features.takes_classes
-        is_refused = not self._scores_positions and takes_classes
-        if is_refused and y is not None and self._labels_positions(y):
-            raise ValueError(
-                f"score={self.kind!r} needs one class per example; `y` has the shape "
-                f"{np.shape(y)}, one at each position: leave it out, or take score='entropy'."
-            )
-        if takes_classes:
-            self._check_classes(y)
+        if self._of_features.takes_classes:
+            of_positions = not self._scores_positions and self._labels_positions(y)
+            check_classes(y, self.kind, self.inner, of_positions)
         if self._scores_positions:
             return self._fit_positions(layer, x, y, sample_weight, batch_size, verbose)
         if is_dataset(x):
@@ -208,7 +219,7 @@ class OODDetector(Fitted):
 
     def _learn(self, features: np.ndarray, y: Any, layer: keras.layers.Layer) -> dict[str, Any]:
         """Return, and keep, what the score learns of features (rows, d)."""
-        check_finite(features, "features")
+        check_finite(features, self._of_features.features)
         learned = {"center": features.mean(axis=0)}
         learned |= self._of_features.learn(features.astype("float64"), y, layer)
         self.keep(learned)
@@ -224,7 +235,7 @@ class OODDetector(Fitted):
 
     def _features_of_dataset(self, x: Any, verbose: Any) -> tuple[np.ndarray, Any]:
         """Return features and classes, if any, in one pass, since it may be shuffled."""
-        has_classes = self.inner.likelihood.is_classifier
+        has_classes = self._of_features.takes_classes and self.inner.likelihood.is_classifier
         features = []
         labels = []
         for inputs, y, _ in unpacked(x, "x", verbose):
@@ -234,30 +245,9 @@ class OODDetector(Fitted):
         joined = np.concatenate(labels) if labels else None
         return np.concatenate(features), joined
 
-    def _check_classes(self, y: Any) -> None:
-        """Raise where the targets of a regression are given in place of classes, or none at all."""
-        if self.inner.likelihood.is_classifier:
-            return
-        name = innermost(self.inner).name
-        if y is None:
-            if self.kind == "relative_mahalanobis":
-                raise ValueError(
-                    f"score='relative_mahalanobis' needs classes `y`, and model {name!r} predicts "
-                    "numbers: take score='mahalanobis' or 'knn', which need none."
-                )
-            return
-        targets = np.asarray(y)
-        is_vector = np.size(targets) == len(targets)
-        if not is_vector or np.any(targets % 1):
-            raise ValueError(
-                f"score={self.kind!r} takes classes for `y`, and model {name!r} predicts numbers: "
-                f"leave `y` out, fit(x). Got targets of the shape {targets.shape}."
-            )
-
     def _labels_positions(self, y: Any) -> bool:
-        """Whether labels are at each position of an output, such as pixels."""
-        labels_per_example = np.prod(np.shape(y)[1:])
-        return self._has_positions and labels_per_example > 1
+        """Whether labels, if any, are at each position of an output, such as pixels."""
+        return self._has_positions and np.prod(np.shape(y)[1:]) > 1
 
     def score(self, x: Any, batch_size: int | None = None, verbose: Any = 0) -> np.ndarray:
         """Return how unusual inputs are; higher is more unusual.
@@ -272,12 +262,11 @@ class OODDetector(Fitted):
         """
         options = {"batch_size": batch_size, "verbose": verbose}
         if self._of_features is not None:
-            with self.inner._checked(x):
-                scores = self.predict(with_strings(x), **options)
+            scores = self._scores_by_features(x, options)
             counted = scores
             if self._scores_positions:
                 counted = np.where(np.isnan(scores), 0, scores)
-            check_finite(counted, "features")
+            check_finite(counted, self._of_features.features)
             return scores
         if self._has_positions:
             batches = some_at_a_time(x, None, None, batch_size, verbose)
@@ -288,6 +277,12 @@ class OODDetector(Fitted):
             return np.concatenate([self.score(inputs, batch_size) for inputs, _, _ in batches])
         prediction = self.inner.predict(x, **options)
         return self._reduced_outputs(x, prediction)
+
+    def _scores_by_features(self, x: Any, options: dict[str, Any]) -> np.ndarray:
+        if self.kind in DENSITY_SCORES:
+            return self._scores_of_rows(self._network.predict(x, **options))
+        with self.inner._checked(x):
+            return self.predict(with_strings(x), **options)
 
     def _score_of_batch(self, x: Any) -> np.ndarray:
         """Return the scores of the outputs for some inputs."""
@@ -391,7 +386,8 @@ class OODDetector(Fitted):
         self.keep(arrays)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "score": self.kind}
+        background = keras.saving.serialize_keras_object(self.background)
+        return {**super().get_config(), "score": self.kind, "background": background}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "OODDetector":

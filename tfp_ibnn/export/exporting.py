@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tfp_ibnn._core import backend, checks
-from tfp_ibnn._core.protocols import WeightPosterior
+from tfp_ibnn._core.protocols import Density, WeightPosterior
 from tfp_ibnn.conversion.wrappers import PredictionWrapper, innermost
 from tfp_ibnn.export.inputs import inputs_of
 from tfp_ibnn.export.litert import write_litert
@@ -121,6 +121,11 @@ def export(
 
 def _with_fixed_draws(model: Any, format: str, draws: int | None, seed: int | None) -> Any:
     """Return a `MonteCarlo` with a seed, or a decision around one."""
+    if isinstance(model, PredictionWrapper) and isinstance(model.inner, Density):
+        raise ValueError(
+            "A detector by densities cannot be exported: write density.export(path), and compute "
+            "the score from its `log_prob`."
+        )
     if isinstance(model, PredictionWrapper) and hasattr(model, "serve"):
         if not isinstance(model, MonteCarlo):  # a decision
             if draws is not None or seed is not None:

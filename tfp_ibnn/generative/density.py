@@ -11,6 +11,7 @@ from keras import ops
 
 from tfp_ibnn._core import backend, checks, files
 from tfp_ibnn._core.backend import Tensor
+from tfp_ibnn._core.protocols import Density
 from tfp_ibnn._core.serialization import SavesRandomState
 from tfp_ibnn.data.datasets import is_dataset
 from tfp_ibnn.data.examples import check_finite, unpacked
@@ -28,7 +29,7 @@ _ADAPTING_EXAMPLES = 10_000  # by which a density with a surjection adapts
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
-class FlowDensity(SavesRandomState, Unsupervised):
+class FlowDensity(SavesRandomState, Unsupervised, Density):
     """A density by flows, trained by maximum likelihood: x = loc + scale * NF(eps).
 
         log p(x) = log p(eps) - sum_i log|det J_i| - sum_c log scale_c
@@ -191,7 +192,7 @@ class FlowDensity(SavesRandomState, Unsupervised):
             raise ValueError("The density is not built yet: call `fit` first.")
         number = checks.positive_integer("number", number)
         placeholder = np.zeros((number, *self.event))
-        data = self._data((placeholder, condition))
+        data = self.checked_data((placeholder, condition))
         _, condition = self._pair(data)
         seed = checks.whole("seed", seed)
         key = ops.convert_to_tensor(counter.key_from_seed(seed))

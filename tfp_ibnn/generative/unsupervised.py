@@ -30,7 +30,7 @@ class Unsupervised(keras.Model):
             The history, as Keras's `fit` does.
         """
         weights = self._targets(y, **kwargs)
-        x = self._data(x)
+        x = self.checked_data(x)
         validation = _parts(kwargs.get("validation_data"))
         are_arrays = bool(validation) and validation[0] is not None
         if are_arrays and len(validation) <= 3:
@@ -52,7 +52,7 @@ class Unsupervised(keras.Model):
         """
         if condition is not None:
             x = (x, condition)
-        return self._data(x), weights, weights
+        return self.checked_data(x), weights, weights
 
     def evaluate(self, x: Any = None, y: Any = None, **kwargs: Any) -> Any:
         """Score as Keras does, without targets; arrays are checked.
@@ -65,14 +65,14 @@ class Unsupervised(keras.Model):
         Returns:
             The loss and the metrics, as Keras's `evaluate` does.
         """
-        x = self._data(x)
+        x = self.checked_data(x)
         weights = self._targets(y, **kwargs)
         with keras_internals.values_kept(self.variables):
             return super().evaluate(x, weights, **kwargs)
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Predict as Keras does; arrays are checked."""
-        x = self._data(x)
+        x = self.checked_data(x)
         with keras_internals.values_kept(self.variables):
             return super().predict(x, *args, **kwargs)
 
@@ -85,8 +85,12 @@ class Unsupervised(keras.Model):
             raise ValueError("Losses and metrics are the model's own: write `compile(optimizer)`.")
         return sample_weight
 
-    def _data(self, x: Any) -> Any:
-        """Return checked arrays, or datasets as they are."""
+    def checked_data(self, x: Any) -> Any:
+        """Return arrays as the model takes them, or raise; datasets are left as they are.
+
+        Args:
+            x: data (examples, ...), or a pair of data and a condition, or a dataset.
+        """
         parts = _parts(x)
         if parts is None:
             return x

@@ -27,6 +27,7 @@ from tfp_ibnn import noise as noise
 from tfp_ibnn import prediction as prediction
 from tfp_ibnn.calibration import calibrate as calibrate
 from tfp_ibnn.conversion import named as _named
+from tfp_ibnn.conversion import posterior_as_prior as posterior_as_prior
 from tfp_ibnn.conversion import to_deterministic as to_deterministic
 from tfp_ibnn.conversion import to_stochastic as to_stochastic
 from tfp_ibnn.conversion.named import StochasticConv2D as StochasticConv2D

@@ -90,6 +90,31 @@ class PosteriorTemplate:
         """Return a fixed set of draws, the same for the same weights."""
         raise NotImplementedError(f"{type(self).__name__} must define `summary`.")
 
+    def fixed_layers(self) -> list[Any]:
+        """Return the layers inside whose weights are constants, whatever is frozen or not."""
+        return []
+
+    def for_next_task(self) -> "PosteriorTemplate":
+        """Return an unbuilt template whose prior this built posterior becomes, by `continue_from`.
+
+        Raises:
+            ValueError: If its density is not known.
+        """
+        raise ValueError(
+            f"The posterior {type(self).__name__} cannot be a prior: it has no density that can be "
+            "computed for one layer alone. Those of MeanField, NormalAffine, NormalFull, "
+            "NormalLowRank and FlowPosterior have one."
+        )
+
+    def continue_from(self, posterior: "PosteriorTemplate", means: Sequence[Tensor] = ()) -> None:
+        """Start at another posterior, and take it as the prior.
+
+        Args:
+            posterior: the one whose `for_next_task` gave the template of this one, both built.
+            means: of the random weights, of a posterior over weights.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define `continue_from`.")
+
 
 class ZPosterior(PosteriorTemplate):
     """A posterior over a latent z that multiplies what a layer is given: what `Stochastic` asks.

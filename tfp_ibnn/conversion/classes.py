@@ -65,6 +65,28 @@ def _with_methods(
     return stochastic
 
 
+def model_like(model: keras.Model, copied: Copied) -> keras.Model:
+    """Return the model for a copy that is as stochastic as the original, of the original's class.
+
+    Args:
+        model: with stochastic layers.
+        copied: its network, which a `StochasticSubclass` has inside, and the copy of that.
+
+    Returns:
+        A model that is not compiled; a `StochasticModel` of a graph that is a plain one.
+    """
+    options = {"name": model.name}
+    if isinstance(model, (StochasticModel, StochasticSubclass)):
+        options["train_samples"] = model.train_samples
+    if isinstance(model, StochasticSubclass):
+        return class_around(copied.copy)(copied.copy, **options)
+    if not copied.is_rebuilt:
+        return copied.copy
+    kind = type(model) if isinstance(model, StochasticModel) else StochasticModel
+    like = _model_like(model, kind, copied.copy, options)
+    return like or StochasticModel(copied.copy.input, copied.copy.output, **options)
+
+
 def deterministic_model(model: keras.Model, folded: keras.Model) -> keras.Model:
     """Return a folded copy of a stochastic model as one of the user's class, if there is one.
 

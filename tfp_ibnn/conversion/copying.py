@@ -68,11 +68,20 @@ def copy_of(model: keras.Model) -> keras.Model:
         ValueError: If it is not a built model, or a layer of it cannot be made from its config.
     """
     check_built(model)
+    return exact_copy(model).copy
+
+
+def exact_copy(model: keras.Model) -> Copied:
+    """Return a model and what `copy_of` gives for it, with the layers inside of both.
+
+    Args:
+        model: a built model.
+    """
     copied = rebuild(model)
     inside.restore(copied.copy, inside.configs(model))
     restored = copied._replace(new=inside.places(copied.copy))
     transfer.carry_over(restored)
-    return copied.copy
+    return restored
 
 
 def folded_copy_of(model: keras.Model) -> keras.Model:

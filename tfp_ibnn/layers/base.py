@@ -150,6 +150,15 @@ class StochasticLayer(keras.layers.Wrapper):
         """Return a fixed set of draws of the posterior, the same for the same weights."""
         return self.posterior.summary()
 
+    def continue_from(self, layer: "StochasticLayer") -> None:
+        """Start at what another layer has learned, whose posterior becomes the prior.
+
+        Args:
+            layer: one around the same layer, whose posterior gave this one's by `for_next_task`.
+        """
+        self.posterior.continue_from(layer.posterior)
+        self.noise_switch.assign(ops.convert_to_numpy(layer.noise_switch))
+
     def check_blocks(self, inputs: Tensor, draws: int | None) -> None:
         """Raise if it is known in advance that a batch does not divide into a block for each draw.
 

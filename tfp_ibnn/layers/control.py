@@ -134,12 +134,16 @@ def _switches_of(model: keras.layers.Layer, part: str) -> list[keras.layers.Laye
     posteriors = [layer.posterior for layer in some_stochastic_layers(model)]
     nested = keras_internals.nested_layers
     layers = [layer for posterior in posteriors for layer in nested(posterior)]
+    fixed = [layer for posterior in posteriors for layer in posterior.fixed_layers()]
+    constant = {id(layer) for owner in fixed for layer in nested(owner)}
     if part == "deterministic":
         inside = {id(layer) for layer in layers}
         others = nested(model, include_self=False)
         layers = [layer for layer in others if id(layer) not in inside]
     switches = []
     for layer in layers:
+        if id(layer) in constant:
+            continue
         # The flag of a container would reach its posteriors too, so only its own weights are set.
         if part == "stochastic" or not nested(layer, include_self=False):
             switches.append(layer)

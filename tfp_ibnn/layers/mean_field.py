@@ -209,6 +209,10 @@ class MeanFieldLayer(StochasticLayer):
     def summary(self) -> Draw:
         return self.posterior.summary(self._means())
 
+    def continue_from(self, layer: "MeanFieldLayer") -> None:
+        self.posterior.continue_from(layer.posterior, layer._means())
+        self.noise_switch.assign(ops.convert_to_numpy(layer.noise_switch))
+
     @staticmethod
     def _sets(forward_pass: Pass, count: int | Tensor) -> int | Tensor:
         """Return how many sets of explicit weights a pass has."""

@@ -1,6 +1,7 @@
 """The base of posteriors over a layer's multiplicative noise z."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from tfp_ibnn.posteriors.densities import Component as Component
 from tfp_ibnn.posteriors.densities import diagonal_normal as diagonal_normal
 from tfp_ibnn.posteriors.densities import equal_mixture as equal_mixture
 from tfp_ibnn.posteriors.densities import of_component as of_component
+from tfp_ibnn.posteriors.earlier import Earlier, Fixed, own_value
 from tfp_ibnn.posteriors.template import Template as Template
 from tfp_ibnn.posteriors.template import ZTemplate
 
@@ -42,6 +44,9 @@ class Posterior(ZTemplate, Template):
 
     shared_components = False
     """Whether the component index is common to all layers of a pass."""
+
+    has_joint_density = False
+    """Whether `distribution` is that of all z in a model, so that it can become a prior."""
 
     initial_scale: float | None = None
     """Scale of z at the start, if the posterior has one; None is the prior's."""
@@ -73,6 +78,9 @@ class Posterior(ZTemplate, Template):
         self.learn_prior_scale = bool(learn_prior_scale)
         self.sides = checks.one_of("sides", sides, ("input", "both"))
         self._given_prior = None if prior is None else priors.checked(prior)
+        if isinstance(self._given_prior, Earlier):
+            self._given_prior = self._given_prior.copy(self.dtype)
+            self.earlier = Fixed(self._given_prior.posterior)  # whose weights Keras finds here
         if prior is not None and learn_prior_scale:
             raise ValueError("`learn_prior_scale` learns that of a Gaussian: leave `prior` out.")
         self.channels: int | None = None
@@ -82,6 +90,8 @@ class Posterior(ZTemplate, Template):
         self.channels = checks.channels_of(type(self).__name__, input_shape)
         if self._given_prior is not None:
             self._given_prior.check("z", (self.channels,))
+        if self._follows_task:
+            self.earlier.build(input_shape)
         super().build(input_shape)
         if self.learn_prior_scale:
             raw = initializers.Constant(constraints.inverse_scale(self.prior_scale))
@@ -248,6 +258,51 @@ class Posterior(ZTemplate, Template):
         scale = self.prior_scale if self._scale_is_given else None
         return {**super().get_config(), "prior": self._given_prior, "prior_scale": scale}
 
+    def fixed_layers(self) -> list[Fixed]:
+        return [self.earlier] if self._follows_task else []
+
+    def for_next_task(self) -> "Posterior":
+        if not self.has_joint_density or self.has_own_prior:
+            return super().for_next_task()
+        self._check_inverse()
+        plain = self.copy(prior=None, learn_prior_scale=False)
+        return self.copy(prior=Earlier(plain), learn_prior_scale=False)
+
+    def _check_inverse(self) -> None:
+        """Raise if the density is known at draws of this posterior only, and not at any z."""
+        noise = self._fixed_noise()[:2]
+        drawn = self.transform(noise, densities.fixed_components(self.components)[:2])
+        z = ops.convert_to_numpy(drawn.z)
+        try:
+            self.distribution().log_prob(ops.convert_to_tensor(z))
+        except (NotImplementedError, RecursionError) as error:
+            raise ValueError(
+                f"The posterior {type(self).__name__} cannot be a prior: a flow of it has no "
+                "inverse, by which its density at any z is computed. Use those of ibnn.flows."
+            ) from error
+
+    def continue_from(self, posterior: "Posterior", means: Sequence[Tensor] = ()) -> None:
+        learned = posterior._of_this_task()
+        for copied in (self, self.earlier.posterior):
+            for variable, value in zip(copied._of_this_task(), learned, strict=True):
+                variable.assign(own_value(value))
+
+    def _of_this_task(self) -> list[Any]:
+        """Return the variables, less those of priors."""
+        variables = self.variables
+        left_out = []
+        if self.learn_prior_scale:
+            left_out.append(self.raw_prior_scale)
+        if self._follows_task:
+            left_out += self.earlier.variables
+        ids = {id(variable) for variable in left_out}
+        return [variable for variable in variables if id(variable) not in ids]
+
+    @property
+    def _follows_task(self) -> bool:
+        """Whether the prior is the posterior of an earlier task."""
+        return isinstance(self._given_prior, Earlier)
+
     @property
     def _has_plain_prior(self) -> bool:
         """Whether the prior is the Gaussian of `prior_loc` and `prior_scale`."""
@@ -276,7 +331,7 @@ class Posterior(ZTemplate, Template):
         log_scale = ops.log(scale)
         constant = self.channels * (priors.LOG_2_PI + 1) / 2
         entropy = ops.sum(log_scale, axis=-1) + constant
-        if self._given_prior is not None:
+        if self._given_prior is not None and not self._follows_task:
             return -entropy - self._log_prior(z), entropy
         if not self._has_plain_prior:
             return tfd.kl_divergence(diagonal_normal(loc, scale), self.prior()), entropy

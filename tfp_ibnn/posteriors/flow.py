@@ -96,6 +96,11 @@ class FlowPosterior(Posterior):
             self.base_loc = self._add_parameter("base_loc", shape, around_0)
             self.base_raw_scale = self._add_parameter("base_raw_scale", shape, raw_scale)
 
+    @property
+    def has_joint_density(self) -> bool:
+        """Whether z has the density of `distribution`, whatever the z of other layers."""
+        return not (self.has_own_draws or self.shared_components)
+
     def distribution(self) -> tfd.TransformedDistribution:
         """Return q(z), with event shape (channels,), and the posterior's mean."""
         # A chain applies its last element first.
@@ -186,13 +191,24 @@ class FlowPosterior(Posterior):
 class Pushforward(tfd.TransformedDistribution):
     """The distribution of what flows make of Gaussian noise, or of a mixture of Gaussians.
 
-    Its `mean` is exact for linear flows, and otherwise that over antithetic draws which are always
-    the same. TFP makes its own class a `tfd.TransformedDistribution` for its own bijectors alone.
+    Its `mean` is exact for linear flows, and otherwise, as `stddev` is, that of antithetic draws
+    which are always the same. TFP makes its own class a `tfd.TransformedDistribution` for its own bijectors alone.
     """
 
     def _mean(self, **kwargs: Any) -> Tensor:
         if self.bijector.is_constant_jacobian:
             return super()._mean(**kwargs)
+        draws = self._draws()
+        all_but_channels = tuple(range(len(draws.shape) - 1))
+        return mean(draws, axis=all_but_channels)
+
+    def _stddev(self, **kwargs: Any) -> Tensor:
+        draws = self._draws()
+        rows = ops.reshape(draws, (-1, draws.shape[-1]))
+        return ops.std(rows, axis=0)
+
+    def _draws(self) -> Tensor:
+        """Return draws (128, [components,] channels), in pairs of opposite noise."""
         dtype = keras.backend.standardize_dtype(self.dtype)
         noise = densities.fixed_noise(int(self.event_shape[0]), dtype)
         gaussian = self.distribution
@@ -200,6 +216,4 @@ class Pushforward(tfd.TransformedDistribution):
             gaussian = gaussian.components_distribution
             noise = noise[:, None, :]  # for each component
         normal = gaussian.distribution
-        draws = self.bijector.forward(normal.loc + normal.scale * noise)
-        all_but_channels = tuple(range(len(draws.shape) - 1))
-        return mean(draws, axis=all_but_channels)
+        return self.bijector.forward(normal.loc + normal.scale * noise)

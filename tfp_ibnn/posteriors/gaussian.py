@@ -19,6 +19,8 @@ _MOST_CHANNELS = 2**13
 class _CorrelatedNormal(Posterior):
     """A Gaussian z = loc + scale * M eps; a subclass has `_mixed`, M eps, and `_traces`."""
 
+    has_joint_density = True
+
     def __init__(self, *, initial_scale: float | None = 0.1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.initial_scale = initial_scale
@@ -37,12 +39,16 @@ class _CorrelatedNormal(Posterior):
         """Return z with KL and entropy, which are those of independent channels but for M.
 
         With r = scale / prior_scale and the diagonal d of M M' - 1, the KL to a Gaussian prior has
-        the further terms sum_c r_c^2 d_c / 2 - log det M, and the entropy has log det M.
+        the further terms sum_c r_c^2 d_c / 2 - log det M, and the entropy has log det M. The KL to
+        the posterior of an earlier task, of the same kind, is that of two full covariances.
         """
         noise = ops.convert_to_tensor(noise, dtype=self.dtype)
         loc = ops.convert_to_tensor(self.loc)
         scale = self.scales()
         z = loc + scale * self._mixed(noise)
+        if self._follows_task:
+            gaussian = self.distribution()
+            return Draw(z, tfd.kl_divergence(gaussian, self.prior()), gaussian.entropy())
         excess, log_det = self._traces()
         kl, entropy = self._gaussian_kl_and_entropy(loc, scale, z)
         entropy = entropy + log_det
@@ -151,6 +157,11 @@ class NormalFull(_CorrelatedNormal):
 
     def _mixed(self, noise: Tensor) -> Tensor:
         return matmul(noise, ops.transpose(self._matrix()))
+
+    def distribution(self) -> tfd.Distribution:
+        scale = self.scales()
+        factor = scale[:, None] * self._matrix()
+        return tfd.MultivariateNormalTriL(ops.convert_to_tensor(self.loc), factor)
 
     def _traces(self) -> tuple[Tensor, Tensor]:
         below = self._matrix() - ops.eye(self.channels, dtype=self.dtype)

@@ -14,6 +14,7 @@ from tfp_ibnn._core.protocols import Draw
 from tfp_ibnn.layers.estimators import ESTIMATORS
 from tfp_ibnn.layers.mean_field import MeanFieldLayer
 from tfp_ibnn.posteriors import priors
+from tfp_ibnn.posteriors.earlier import Earlier, own_value
 from tfp_ibnn.posteriors.template import Template
 
 Noise = Callable[[tuple[int, ...]], Tensor]
@@ -92,12 +93,21 @@ class MeanField(Template):
         raw_scale = keras.initializers.Constant(constraints.inverse_scale(self.initial_scale))
         self.raw_scales = []
         self.prior_locs = []
+        self.prior_scales = []
         for name, shape in input_shape.items():
             self._prior.check(name, tuple(shape))
             self.raw_scales.append(self._add_parameter(f"{name}_raw_scale", shape, raw_scale))
-            if self.moped is not None:
+            if self.moped is not None or self._follows_task:
                 loc = self._add_parameter(f"{name}_prior_loc", shape, "zeros", trainable=False)
                 self.prior_locs.append(loc)
+            if self._follows_task:
+                scale = self._add_parameter(f"{name}_prior_scale", shape, "ones", trainable=False)
+                self.prior_scales.append(scale)
+
+    @property
+    def _follows_task(self) -> bool:
+        """Whether the prior is the posterior of an earlier task."""
+        return isinstance(self._prior, Earlier)
 
     @property
     def pulls_means(self) -> bool:
@@ -112,7 +122,7 @@ class MeanField(Template):
             size = np.abs(ops.convert_to_numpy(weight))
             scale = np.maximum(self.moped * size, 10 * constraints.MIN_SCALE)
             raw_scale.assign(constraints.inverse_scales(scale))
-            loc.assign(weight)
+            loc.assign(own_value(weight))
 
     def scales(self) -> list[Tensor]:
         """Return the standard deviations of the weights."""
@@ -135,12 +145,37 @@ class MeanField(Template):
         kl = 0.0
         entropy = 0.0
         scales = self.scales()
-        shifts = self.prior_locs or [0.0] * len(scales)
-        for mean, scale, shift in zip(means, scales, shifts, strict=True):
-            shifted = ops.cast(mean - shift, scale.dtype)
-            kl += self._prior.kl(shifted, scale, functools.partial(normal, scale.shape))
+        for loc, scale in self._seen_from_prior(means, scales):
+            kl += self._prior.kl(loc, scale, functools.partial(normal, scale.shape))
+        for scale in scales:
             entropy += priors.gaussian_entropy(scale)
         return kl, entropy
+
+    def _seen_from_prior(
+        self, means: Sequence[Tensor], scales: Sequence[Tensor]
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Return means and scales where those of the prior are 0 and 1, as far as it has any."""
+        locs = list(means)
+        if self.prior_locs:
+            shifts = zip(means, self.prior_locs, strict=True)
+            locs = [mean - shift for mean, shift in shifts]
+        locs = [ops.cast(loc, scale.dtype) for loc, scale in zip(locs, scales, strict=True)]
+        if self.prior_scales:
+            units = [1 / ops.convert_to_tensor(unit) for unit in self.prior_scales]
+            locs = [loc * unit for loc, unit in zip(locs, units, strict=True)]
+            scales = [scale * unit for scale, unit in zip(scales, units, strict=True)]
+        return list(zip(locs, scales, strict=True))
+
+    def for_next_task(self) -> "MeanField":
+        return self.copy(prior=Earlier(), prior_scale=None, moped=None)
+
+    def continue_from(self, posterior: "MeanField", means: Sequence[Tensor] = ()) -> None:
+        scales = posterior.scales()
+        state = posterior.seed_generator.state
+        learned = [posterior.beta, *posterior.raw_scales, *means, *scales, state]
+        own = [self.beta, *self.raw_scales, *self.prior_locs, *self.prior_scales]
+        for variable, value in zip([*own, self.seed_generator.state], learned, strict=True):
+            variable.assign(own_value(value))
 
     def spreads(self, means: Sequence[Tensor]) -> list[Tensor]:
         """Return the standard deviations of the weights of a layer whose own weights are given."""

@@ -16,6 +16,7 @@ from tfp_ibnn.flows.chain import copied, through
 from tfp_ibnn.layers.mnf import MNFLayer
 from tfp_ibnn.posteriors.flow import FlowPosterior
 from tfp_ibnn.posteriors.mean_field import MeanField, Noise
+from tfp_ibnn.posteriors.template import Template
 
 
 @keras.saving.register_keras_serializable(package="tfp_ibnn")
@@ -132,6 +133,14 @@ class MNF(MeanField):
         ones = (1,) * (len(kernel.shape) - 1)
         leading = ops.shape(z)[:-1]
         return kernel * ops.reshape(z, (*leading, *ones, -1))
+
+    def for_next_task(self) -> MeanField:
+        """Raise: q(W) is an integral over z.
+
+        Raises:
+            ValueError: Always.
+        """
+        return Template.for_next_task(self)
 
     def centers(self, means: Sequence[Tensor]) -> list[Tensor]:
         kernel, *others = means

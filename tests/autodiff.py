@@ -10,6 +10,7 @@ __all__ = [
     "enable_float64",
     "end_datasets_at_once",
     "gradient",
+    "gradients_by_call",
     "jacobian",
     "jit",
     "keep_contexts",
@@ -79,6 +80,10 @@ if keras.backend.backend() == "tensorflow":
         found = tape.gradient(value, [v.value for v in variables], unconnected_gradients="zero")
         return [_numpy(g) for g in found]
 
+    def gradients_by_call(function, variables):
+        """Return what gives `weight_gradients` at the values that the variables then have."""
+        return functools.partial(weight_gradients, function, variables)
+
     def jacobian(function, x):
         """Jacobians (..., outputs, inputs) of a function of the last axis of x (..., inputs).
 
@@ -147,12 +152,17 @@ else:
 
     def weight_gradients(function, variables):
         """Gradients of a scalar function of no arguments with respect to Keras variables."""
+        return gradients_by_call(function, variables)()
+
+    def gradients_by_call(function, variables):
+        """Return what gives `weight_gradients` at the values that the variables then have."""
 
         def scalar(values):
             with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
                 return function()
 
-        return [_numpy(g) for g in jax.jit(jax.grad(scalar))([v.value for v in variables])]
+        compiled = jax.jit(jax.grad(scalar))
+        return lambda: [_numpy(g) for g in compiled([v.value for v in variables])]
 
     def jacobian(function, x):
         """Jacobians (..., outputs, inputs) of a function of the last axis of x (..., inputs).

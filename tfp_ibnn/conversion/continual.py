@@ -4,7 +4,7 @@ import keras
 
 from tfp_ibnn.conversion.classes import model_like
 from tfp_ibnn.conversion.copying import check_built, exact_copy
-from tfp_ibnn.layers import StochasticLayer
+from tfp_ibnn.layers import StochasticLayer, folding
 from tfp_ibnn.layers.base import check_train_size
 from tfp_ibnn.layers.control import some_stochastic_layers
 from tfp_ibnn.layers.inside import Place, replace
@@ -74,15 +74,22 @@ def _check_posteriors(model: keras.Model) -> None:
 
 
 def _next_layer(place: Place, train_size: int | None) -> StochasticLayer:
-    """Return the layer that takes the place of a stochastic one, around the same layer inside."""
+    """Return the layer that takes the place of a stochastic one, around the same plain layer.
+
+    One of a class that makes the plain layer itself, such as `StochasticDense`, gets its weights.
+    """
     old = place.layer
     config = old.get_config()
-    config["layer"] = old.layer
+    if "layer" in config:
+        config["layer"] = old.layer
     config["posterior"] = old.posterior.for_next_task()
     if train_size is not None:
         config["train_size"] = train_size
     with place.name_scope():
         layer = type(old).from_config(config)
         layer.build_from_config(old.get_build_config())
+    if layer.layer is not old.layer:
+        folding.adapt(layer.layer, old.layer)
+        folding.copy_weights(layer.layer, old.layer)
     layer.continue_from(old)
     return layer

@@ -152,9 +152,7 @@ def test_the_prior_is_saved_and_never_trains(name, eagerly, tmp_path):
     later.save(tmp_path / "later.keras")
     loaded = keras.models.load_model(tmp_path / "later.keras")
     assert len(loaded.trainable_weights) == trained
-    np.testing.assert_array_equal(
-        predict_without_noise(loaded, x), predict_without_noise(later, x)
-    )
+    np.testing.assert_array_equal(predict_without_noise(loaded, x), predict_without_noise(later, x))
     for old, new in zip(ibnn.stochastic_layers(later), ibnn.stochastic_layers(loaded), strict=True):
         np.testing.assert_allclose(numpy(new.summary().kl), numpy(old.summary().kl), rtol=1e-5)
     third = ibnn.posterior_as_prior(loaded)  # which keeps no prior of the prior
@@ -166,6 +164,9 @@ def test_the_prior_is_saved_and_never_trains(name, eagerly, tmp_path):
 def test_a_frozen_model_stays_so_and_what_unfreezes_it_spares_the_prior(tmp_path):
     sto = learned("planar")
     trained = len(sto.trainable_weights) - 2  # learned scales of the prior
+    ibnn.stochastic_layers(sto)[0].posterior.flows[0].trainable = False
+    some = ibnn.posterior_as_prior(sto)
+    assert len(some.trainable_weights) == trained - 3  # of a planar flow
     ibnn.freeze(sto, "stochastic")
     later = ibnn.posterior_as_prior(sto)
     assert [weight.name for weight in later.trainable_weights] == ["kernel", "bias"] * 2
@@ -237,7 +238,7 @@ def learn(model, x, y):
 
     start = np.concatenate([numpy(variable).ravel() for variable in variables])
     best = minimize(at, start, jac=True, method="BFGS", options={"gtol": 1e-7}).x
-    assert np.abs(at(best)[1]).max() < 1e-5
+    assert np.abs(at(best)[1]).max() < 1e-4
 
 
 def assign(variables, w):
@@ -278,7 +279,7 @@ def test_halves_one_after_the_other_teach_what_both_together_do(float64, name):
     assert apart > 0.02  # what the second half alone would teach
 
 
-STRUCTURES = ("block", "lstm", "bare", "subclassed", "two inputs")
+STRUCTURES = [pytest.param("block", marks=pytest.mark.slow), "lstm", "bare", "subclassed"]
 
 
 @pytest.mark.parametrize("name", STRUCTURES)

@@ -54,12 +54,11 @@ def posterior_as_prior(model: keras.Model, train_size: int | None = None) -> ker
     network = model.model if isinstance(model, StochasticSubclass) else model
     _check_posteriors(network)
     copied = exact_copy(network)
-    stochastic = {
-        steps: place
-        for steps, place in copied.new.items()
+    layers = {
+        steps: _next_layer(place.layer, copied.new[steps], train_size)
+        for steps, place in copied.old.items()
         if isinstance(place.layer, StochasticLayer)
     }
-    layers = {steps: _next_layer(place, train_size) for steps, place in stochastic.items()}
     replace(copied.copy, copied.new, layers)
     return model_like(model, copied)
 
@@ -73,23 +72,28 @@ def _check_posteriors(model: keras.Model) -> None:
             raise ValueError(f"Layer {layer.name!r}: {error}") from None
 
 
-def _next_layer(place: Place, train_size: int | None) -> StochasticLayer:
-    """Return the layer that takes the place of a stochastic one, around the same plain layer.
+def _next_layer(old: StochasticLayer, place: Place, train_size: int | None) -> StochasticLayer:
+    """Return the layer for the next task, around the plain layer that a copy has.
 
     One of a class that makes the plain layer itself, such as `StochasticDense`, gets its weights.
+
+    Args:
+        old: the layer that has learned.
+        place: of its copy.
+        train_size: of the next task, or None.
     """
-    old = place.layer
+    plain = place.layer.layer
     config = old.get_config()
     if "layer" in config:
-        config["layer"] = old.layer
+        config["layer"] = plain
     config["posterior"] = old.posterior.for_next_task()
     if train_size is not None:
         config["train_size"] = train_size
     with place.name_scope():
         layer = type(old).from_config(config)
         layer.build_from_config(old.get_build_config())
-    if layer.layer is not old.layer:
-        folding.adapt(layer.layer, old.layer)
-        folding.copy_weights(layer.layer, old.layer)
+    if layer.layer is not plain:
+        folding.adapt(layer.layer, plain)
+        folding.copy_weights(layer.layer, plain)
     layer.continue_from(old)
     return layer

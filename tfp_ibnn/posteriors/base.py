@@ -17,7 +17,7 @@ from tfp_ibnn.posteriors.densities import Component as Component
 from tfp_ibnn.posteriors.densities import diagonal_normal as diagonal_normal
 from tfp_ibnn.posteriors.densities import equal_mixture as equal_mixture
 from tfp_ibnn.posteriors.densities import of_component as of_component
-from tfp_ibnn.posteriors.earlier import Earlier, Fixed, own_value
+from tfp_ibnn.posteriors.earlier import Earlier, Fixed, copy_values
 from tfp_ibnn.posteriors.template import Template as Template
 from tfp_ibnn.posteriors.template import ZTemplate
 
@@ -283,9 +283,8 @@ class Posterior(ZTemplate, Template):
 
     def continue_from(self, posterior: "Posterior", means: Sequence[Tensor] = ()) -> None:
         learned = posterior._of_this_task()
-        for copied in (self, self.earlier.posterior):
-            for variable, value in zip(copied._of_this_task(), learned, strict=True):
-                variable.assign(own_value(value))
+        copy_values(self._of_this_task(), learned)
+        copy_values(self.earlier.posterior._of_this_task(), learned)
 
     def _of_this_task(self) -> list[Any]:
         """Return the variables, less those of priors."""

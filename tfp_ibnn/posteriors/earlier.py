@@ -1,9 +1,9 @@
 """The posterior of an earlier task as a prior."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import keras
-import numpy as np
 from keras import ops
 
 from tfp_ibnn._core.backend import tfd
@@ -53,9 +53,17 @@ class Earlier(priors.Normal):
             )
 
 
-def own_value(variable: Any) -> np.ndarray:
-    """Return the value of a variable as an array of its own: JAX's trainer frees its buffers."""
-    return ops.convert_to_numpy(variable).copy()
+def copy_values(variables: Iterable[keras.Variable], sources: Iterable[Any]) -> None:
+    """Assign copies of values: JAX's trainer frees the buffers of those that it replaces.
+
+    Args:
+        variables: to assign to.
+        sources: variables or tensors; a variable that does not train passes that on.
+    """
+    for variable, source in zip(variables, sources, strict=True):
+        variable.assign(ops.convert_to_numpy(source).copy())
+        if not getattr(source, "trainable", True):
+            variable.trainable = False
 
 
 class Fixed(keras.layers.Layer):

@@ -14,7 +14,7 @@ from tfp_ibnn._core.protocols import Draw
 from tfp_ibnn.layers.estimators import ESTIMATORS
 from tfp_ibnn.layers.mean_field import MeanFieldLayer
 from tfp_ibnn.posteriors import priors
-from tfp_ibnn.posteriors.earlier import Earlier, own_value
+from tfp_ibnn.posteriors.earlier import Earlier, copy_values
 from tfp_ibnn.posteriors.template import Template
 
 Noise = Callable[[tuple[int, ...]], Tensor]
@@ -118,11 +118,11 @@ class MeanField(Template):
         """Take weights as the prior's location, and the scales from their sizes, if asked to."""
         if self.moped is None:
             return
-        for raw_scale, loc, weight in zip(self.raw_scales, self.prior_locs, weights, strict=True):
+        copy_values(self.prior_locs, weights)
+        for raw_scale, weight in zip(self.raw_scales, weights, strict=True):
             size = np.abs(ops.convert_to_numpy(weight))
             scale = np.maximum(self.moped * size, 10 * constraints.MIN_SCALE)
             raw_scale.assign(constraints.inverse_scales(scale))
-            loc.assign(own_value(weight))
 
     def scales(self) -> list[Tensor]:
         """Return the standard deviations of the weights."""
@@ -170,12 +170,11 @@ class MeanField(Template):
         return self.copy(prior=Earlier(), prior_scale=None, moped=None)
 
     def continue_from(self, posterior: "MeanField", means: Sequence[Tensor] = ()) -> None:
-        scales = posterior.scales()
-        state = posterior.seed_generator.state
-        learned = [posterior.beta, *posterior.raw_scales, *means, *scales, state]
-        own = [self.beta, *self.raw_scales, *self.prior_locs, *self.prior_scales]
-        for variable, value in zip([*own, self.seed_generator.state], learned, strict=True):
-            variable.assign(own_value(value))
+        copy_values(self.raw_scales, posterior.raw_scales)
+        copy_values(self.prior_locs, means)
+        copy_values(self.prior_scales, posterior.scales())
+        state = self.seed_generator.state
+        copy_values([self.beta, state], [posterior.beta, posterior.seed_generator.state])
 
     def spreads(self, means: Sequence[Tensor]) -> list[Tensor]:
         """Return the standard deviations of the weights of a layer whose own weights are given."""

@@ -36,6 +36,7 @@ from tfp_ibnn.decisions import Conformal as Conformal
 from tfp_ibnn.decisions import OODDetector as OODDetector
 from tfp_ibnn.decisions import decide as decide
 from tfp_ibnn.distillation import distill as distill
+from tfp_ibnn.distillation import prune as prune
 from tfp_ibnn.export import export as export
 from tfp_ibnn.export import exported_scores as exported_scores
 from tfp_ibnn.flows import Flow as Flow

@@ -17,8 +17,8 @@ def measure(model, scorer, test):
     """Return counts of the kernels' weights, and of mean-field ones what pruning does.
 
     Of mean-field weights the histogram is that of a draw, as in arXiv 1505.05424. They are pruned
-    in order of |mean| / scale over all layers: a pruned one is 0 without noise. The model is the
-    scorer's, and has its weights back in the end.
+    in order of |mean| / scale over all layers, as by `ibnn.prune`, but the others keep their noise:
+    a pruned one is 0 without noise. The model is the scorer's, and has its weights back in the end.
     """
     layers = [part for part in ibnn.stochastic_layers(model) if _is_mean_field(part)]
     if not layers:
@@ -27,12 +27,9 @@ def measure(model, scorer, test):
     raws = [part.posterior.raw_scales[0] for part in layers]
     before = [ops.convert_to_numpy(variable) for variable in (*means, *raws)]
     scales = [ops.convert_to_numpy(part.posterior.scales()[0]) for part in layers]
-    pairs = list(zip(before[: len(layers)], scales, strict=True))
-    ratios, rng, rows = (
-        [np.abs(mean) / scale for mean, scale in pairs],
-        np.random.default_rng(0),
-        [],
-    )
+    pairs = zip(before[: len(layers)], scales, strict=True)
+    ratios = [part.signal_to_noise()["kernel"] for part in layers]
+    rng, rows = np.random.default_rng(0), []
     every = np.concatenate([ratio.ravel() for ratio in ratios])
     drawn = [mean + scale * rng.standard_normal(scale.shape) for mean, scale in pairs]
     try:

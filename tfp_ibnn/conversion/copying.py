@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import keras
@@ -84,6 +85,38 @@ def exact_copy(model: keras.Model) -> Copied:
     return restored
 
 
+def copy_with(
+    model: keras.Model, layers: Mapping[keras.layers.Layer, keras.layers.Layer]
+) -> keras.Model:
+    """Return a copy of a graph in which some layers are others, not compiled.
+
+    Args:
+        model: a Functional or Sequential model.
+        layers: unbuilt layers, by those of the graph in whose place they are. The copy builds them,
+            for what comes before; their weights are left to the caller.
+
+    Returns:
+        A `keras.Model` with the weights of all other layers.
+    """
+    rebuilder = _Rebuilder(fold=False)
+    for old, new in layers.items():
+        rebuilder.use(old, new)
+    copy = rebuilder.model(functional_graph(model), model.name)
+    old_places = _places_without(model, layers.keys())
+    new_places = _places_without(copy, layers.values())
+    transfer.carry_over(Copied(model, copy, is_rebuilt=True, old=old_places, new=new_places))
+    return copy
+
+
+def _places_without(
+    model: keras.Model, layers: Collection[keras.layers.Layer]
+) -> dict[inside.Steps, inside.Place]:
+    """Return the layers inside of a model, less some."""
+    ids = {id(layer) for layer in layers}
+    places = inside.places(model).items()
+    return {steps: place for steps, place in places if id(place.layer) not in ids}
+
+
 def folded_copy_of(model: keras.Model) -> keras.Model:
     """Return a copy as `copy_of` does, with plain layers in place of the stochastic ones.
 
@@ -158,6 +191,15 @@ class _Rebuilder:
     def __init__(self, fold: bool) -> None:
         self._fold = fold
         self._copies: dict[int, Any] = {}
+
+    def use(self, layer: Any, copy: Any) -> None:
+        """Let another layer be the copy of one.
+
+        Args:
+            layer: of a graph.
+            copy: not built.
+        """
+        self._copies[id(layer)] = copy
 
     def model(self, graph: keras.Model, name: str) -> keras.Model:
         """Return a model of copies, with its calls in the same order.

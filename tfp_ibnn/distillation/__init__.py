@@ -1,3 +1,4 @@
-"""Distillation of a posterior or an ensemble into a single-pass network."""
+"""A posterior or an ensemble in a single-pass network, or in a smaller one."""
 
 from tfp_ibnn.distillation.distill import distill as distill
+from tfp_ibnn.distillation.prune import prune as prune

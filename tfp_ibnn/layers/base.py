@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 from keras import layers, ops
 
 from tfp_ibnn._core import checks, keras_internals
@@ -149,6 +150,14 @@ class StochasticLayer(keras.layers.Wrapper):
     def summary(self) -> Draw:
         """Return a fixed set of draws of the posterior, the same for the same weights."""
         return self.posterior.summary()
+
+    def signal_to_noise(self) -> dict[str, np.ndarray]:
+        """Return |mean| / standard deviation of what is random: z of inputs, or named weights.
+
+        Raises:
+            ValueError: If this kind of layer has neither.
+        """
+        raise ValueError(f"{self._owner} has no random weights and no z, so it cannot be pruned.")
 
     def continue_from(self, layer: "StochasticLayer") -> None:
         """Start at what another layer has learned, whose posterior becomes the prior.

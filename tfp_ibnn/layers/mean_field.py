@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import layers, ops
 from keras.backend import is_float_dtype
 
@@ -208,6 +209,13 @@ class MeanFieldLayer(StochasticLayer):
 
     def summary(self) -> Draw:
         return self.posterior.summary(self._means())
+
+    def signal_to_noise(self) -> dict[str, np.ndarray]:
+        means = self._means()
+        centers = self.posterior.centers(means)
+        spreads = self.posterior.spreads(means)
+        ratios = [ops.abs(center) / spread for center, spread in zip(centers, spreads, strict=True)]
+        return dict(zip(self._random, map(ops.convert_to_numpy, ratios), strict=True))
 
     def continue_from(self, layer: "MeanFieldLayer") -> None:
         self.posterior.continue_from(layer.posterior, layer._means())

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from tfp_ibnn._core import checks, keras_internals
+from tfp_ibnn._core import checks, constraints, keras_internals
 from tfp_ibnn._core.backend import Tensor, times
 from tfp_ibnn._core.protocols import Draw, PosteriorTemplate, ZPosterior
 from tfp_ibnn._core.serialization import ConfiguredLayer
@@ -185,6 +185,16 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
     def mean_latent(self) -> Tensor:
         mean = self.posterior.mean()
         return mean[None]
+
+    def signal_to_noise(self) -> dict[str, np.ndarray]:
+        if self.posterior.is_centered:
+            loc, scale = map(ops.convert_to_numpy, self.posterior.loc_and_scale())
+        else:
+            draws = ops.convert_to_numpy(self.posterior.summary().z)
+            loc = draws.mean(axis=0)
+            scale = np.maximum(draws.std(axis=0), constraints.MIN_SCALE)
+        on_inputs, _ = self._split(np.abs(loc) / scale)
+        return {"z": on_inputs}
 
     def fold(self) -> keras.layers.Layer:
         """Return the wrapped layer with the mean of z in its weights, or behind a `Rescaling`.

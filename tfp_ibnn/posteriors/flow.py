@@ -191,8 +191,8 @@ class FlowPosterior(Posterior):
 class Pushforward(tfd.TransformedDistribution):
     """The distribution of what flows make of Gaussian noise, or of a mixture of Gaussians.
 
-    Its `mean` is exact for linear flows, and otherwise, as `stddev` is, that of antithetic draws
-    which are always the same. TFP makes its own class a `tfd.TransformedDistribution` for its own bijectors alone.
+    Its `mean` and `stddev` are exact for linear flows (`stddev` of Gaussian noise only), and
+    otherwise those of antithetic draws which are always the same. TFP makes its own class a `tfd.TransformedDistribution` for its own bijectors alone.
     """
 
     def _mean(self, **kwargs: Any) -> Tensor:
@@ -203,6 +203,12 @@ class Pushforward(tfd.TransformedDistribution):
         return mean(draws, axis=all_but_channels)
 
     def _stddev(self, **kwargs: Any) -> Tensor:
+        base = self.distribution
+        if self.bijector.is_constant_jacobian and isinstance(base, tfd.Independent):
+            loc = base.mean()
+            moved = self.bijector.forward(loc + ops.diag(base.stddev()))
+            columns = moved - self.bijector.forward(loc)
+            return ops.sqrt(ops.sum(columns * columns, axis=0))
         draws = self._draws()
         rows = ops.reshape(draws, (-1, draws.shape[-1]))
         return ops.std(rows, axis=0)

@@ -73,7 +73,7 @@ class WeightPosterior(protocols.WeightPosterior):
         norms = batch_norms(self.network)
         batches = []
         if norms and data is not None:
-            batches = list(_batches(data, batch_size))
+            batches = list(input_batches(data, batch_size))
         if norms and not batches:
             raise ValueError(
                 f"{self.network.name!r} has batch normalization, and `data` holds no example. Give "
@@ -83,7 +83,7 @@ class WeightPosterior(protocols.WeightPosterior):
         for place in range(number):
             drawn = self.sample(key, place)
             with keras_internals.values_in_place(zip(self.sampled, drawn, strict=True)):
-                _set_statistics(self.network, norms, batches)
+                set_statistics(self.network, norms, batches)
                 sets.append([storable(w) for w in self.network.weights])
         return WeightSets.of(self.network, sets)
 
@@ -232,8 +232,14 @@ def _check_model(model: Any, first: Any, number: int) -> None:
         )
 
 
-def _set_statistics(network: keras.Model, norms: Sequence[Any], batches: Sequence[Any]) -> None:
-    """Give batch-norm layers the mean and variance of their inputs over all batches."""
+def set_statistics(network: keras.Model, norms: Sequence[Any], batches: Sequence[Any]) -> None:
+    """Give batch-norm layers the mean and variance of their inputs over all batches.
+
+    Args:
+        network: a model.
+        norms: its batch-norm layers.
+        batches: inputs, which pass as in training.
+    """
     means: list[list[np.ndarray]] = []  # of each batch, for each layer
     variances: list[list[np.ndarray]] = []
     sizes = []
@@ -265,7 +271,13 @@ def _pooled(
     return mean, np.average(spread, axis=0, weights=sizes)
 
 
-def _batches(data: Any, batch_size: int) -> Iterator[Any]:
+def input_batches(data: Any, batch_size: int) -> Iterator[Any]:
+    """Yield the inputs of batches.
+
+    Args:
+        data: inputs, (inputs, labels), or a dataset of such batches.
+        batch_size: examples at a time, of arrays.
+    """
     data = data[0] if isinstance(data, tuple) else data
     leaves = keras.tree.flatten(data)
     is_arrays = all(hasattr(leaf, "shape") for leaf in leaves)

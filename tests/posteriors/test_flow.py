@@ -133,6 +133,68 @@ class Bent(ibnn.FlowPosterior):
         return draw._replace(z=draw.z**3)
 
 
+@pytest.mark.parametrize("flows", [[], [ibnn.flows.Planar()]], ids=["gaussian", "flow"])
+@pytest.mark.parametrize("kind", [Doubled, Bent])
+def test_a_subclass_is_its_own_mean_without_noise(kind, flows):
+    posterior = kind(flows)
+    posterior.build((None, 3))
+    assert not posterior.is_centered
+    draw = posterior.draw(noise.Pass(seed=0), 4, (), ops.convert_to_tensor(False))
+    np.testing.assert_allclose(draw.z, np.broadcast_to(posterior.mean(), (4, 3)), rtol=1e-6)
+
+
+class Cube:
+    """Another way to draw, which a posterior may mix in."""
+
+    def transform(self, noise, component=None, training=False):
+        draw = super().transform(noise, component, training)
+        return draw._replace(z=draw.z**3)
+
+
+def test_draws_of_a_mixin_are_draws_of_its_own():
+    class Mixed(Cube, ibnn.FlowPosterior):
+        pass
+
+    assert not Mixed().is_centered
+    posterior = Mixed([ibnn.flows.Planar()])
+    posterior.build((None, 3))
+    assert posterior.fixed_noise() is None
+
+
+def test_a_flow_with_a_map_of_its_own_sees_no_other_draws_in_training():
+    class Centered(ibnn.flows.Planar):
+        def forward_and_log_det(self, x, condition=None, training=False):
+            return x - ops.mean(x, axis=0), ops.zeros_like(x[..., 0])
+
+    posterior = ibnn.FlowPosterior([Centered()])
+    posterior.build((None, 3))
+    assert posterior.fixed_noise(training=True) is None
+    assert posterior.fixed_noise() is not None
+
+
+class WideFirst(ibnn.FlowPosterior):
+    """A posterior whose prior is wider in its first channel."""
+
+    def prior(self):
+        scale = ops.convert_to_tensor([2.0, 0.5, 0.5], dtype=self.dtype)
+        normal = tfd.Normal(ops.ones_like(scale), scale)
+        return tfd.Independent(normal, reinterpreted_batch_ndims=1)
+
+
+@pytest.mark.parametrize("flows", [[], [ibnn.flows.Planar()]], ids=["gaussian", "flow"])
+def test_a_prior_of_its_own_is_the_one_of_the_kl(flows):
+    posterior = WideFirst(flows, dtype="float64")
+    posterior.build((3,))
+    noise = np.random.default_rng(0).normal(size=(5, 3))
+    draw = posterior.transform(noise)
+    if flows:
+        expected = posterior.distribution().log_prob(draw.z) - posterior.prior().log_prob(draw.z)
+    else:
+        q = tfd.Independent(tfd.Normal(*posterior.loc_and_scale()), reinterpreted_batch_ndims=1)
+        expected = tfd.kl_divergence(q, posterior.prior())
+    np.testing.assert_allclose(draw.kl, expected, rtol=1e-9)
+
+
 @pytest.mark.parametrize("name", ["NormalAffine", "over-conv1x1-orthogonal", "NormalPlanar1d"])
 def test_the_standard_deviation_of_z(name):
     """Exact for linear flows, and otherwise that of 128 draws."""

@@ -192,7 +192,8 @@ class Pushforward(tfd.TransformedDistribution):
     """The distribution of what flows make of Gaussian noise, or of a mixture of Gaussians.
 
     Its `mean` and `stddev` are exact for linear flows (`stddev` of Gaussian noise only), and
-    otherwise those of antithetic draws which are always the same. TFP makes its own class a `tfd.TransformedDistribution` for its own bijectors alone.
+    otherwise those of antithetic draws which are always the same. TFP makes its own class a
+    `tfd.TransformedDistribution` for its own bijectors alone.
     """
 
     def _mean(self, **kwargs: Any) -> Tensor:

@@ -212,7 +212,8 @@ class Pushforward(tfd.TransformedDistribution):
             return ops.sqrt(ops.sum(columns * columns, axis=0))
         draws = self._draws()
         rows = ops.reshape(draws, (-1, draws.shape[-1]))
-        return ops.std(rows, axis=0)
+        deviations = rows - mean(rows, axis=0)
+        return ops.sqrt(mean(deviations * deviations, axis=0))
 
     def _draws(self) -> Tensor:
         """Return draws (128, [components,] channels), in pairs of opposite noise."""

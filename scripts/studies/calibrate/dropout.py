@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 
+import keras
 import numpy as np
 
 import tfp_ibnn as ibnn
@@ -49,8 +50,14 @@ def tuned_dropout(model, validation, test, samples, seed):
 
 
 def dropout_layers(model):
-    """Return the dropout layers of a model, nested ones included."""
-    return [layer for layer in model._flatten_layers() if isinstance(layer, DROPOUTS)]
+    """Return the dropout layers of a model, those of models inside it included."""
+    found = []
+    for layer in model.layers:
+        if isinstance(layer, keras.Model):
+            found += dropout_layers(layer)
+        elif isinstance(layer, DROPOUTS):
+            found.append(layer)
+    return found
 
 
 @contextmanager

@@ -83,6 +83,7 @@ TESTED_ELSEWHERE = {
     "plots/style": "plots/test_all_baseline.py",
     "posteriors/deep_recipes": "posteriors/test_recipes.py",
     "posteriors/densities": "posteriors/test_all.py, posteriors/test_mixture.py",
+    "posteriors/earlier": "conversion/test_continual.py",
     "posteriors/mean_field": "layers/test_mean_field.py",
     "posteriors/mnf": "layers/test_mnf.py",
     "posteriors/template": "posteriors/test_all.py",

@@ -94,6 +94,7 @@ def test_of_training_prediction_and_loading(eagerly, made, tmp_path):
     kinds = (ibnn.TemperatureScaling, ibnn.VectorScaling, ibnn.IsotonicScaling)
     scaled = [kind(model).fit(X, Y) for kind in kinds]
     regression = keras.Sequential([keras.Input((2,)), ibnn.layers.GaussianHead()])
+    quantiles = keras.Sequential([keras.Input((3,)), ibnn.layers.QuantileHead()])
     plain = keras.Sequential([keras.Input(X.shape[1:]), keras.layers.Flatten()])
     plain.add(keras.layers.Dense(3, activation="softmax"))
     sets = [kind([plain, plain]) for kind in (ibnn.DeepEnsemble, ibnn.weights.WeightSets)]
@@ -157,7 +158,7 @@ def test_of_training_prediction_and_loading(eagerly, made, tmp_path):
     own(X, training=True)
 
     assert_none_is_int32(made)
-    models = (own, loaded, regression, random, flows, density, vae)
+    models = (own, loaded, regression, quantiles, random, flows, density, vae)
     models += (*scaled, *sets, *last_layers, *decisions, normalized)
     seen = {type(part) for m in models for part in m._flatten_layers()}
     seen |= {

@@ -110,14 +110,18 @@ def _ranked_layers(network: keras.Model, folded: keras.Model) -> list[_Ranked]:
 
 def _largest(groups: Sequence[np.ndarray], keep: float) -> list[np.ndarray]:
     """Return which numbers are among the largest of all, a share of them, in each group."""
-    every = np.concatenate([group.ravel() for group in groups])
-    count = max(1, round(keep * len(every)))
+    flat = [group.ravel() for group in groups]
+    every = np.concatenate(flat)
+    share = round(keep * len(every))
+    count = max(1, share)
     order = np.argsort(-every, kind="stable")
     is_kept = np.zeros(len(every), bool)
     is_kept[order[:count]] = True
-    ends = np.cumsum([group.size for group in groups])
+    sizes = [group.size for group in groups]
+    ends = np.cumsum(sizes)
     parts = np.split(is_kept, ends[:-1])
-    return [part.reshape(group.shape) for part, group in zip(parts, groups, strict=True)]
+    pairs = zip(parts, groups, strict=True)
+    return [part.reshape(group.shape) for part, group in pairs]
 
 
 def _set_to_zero(weights: Sequence[_Ranked], keep: float) -> None:
@@ -146,12 +150,16 @@ def _kept_channels(
     for part, way in zip(factors, ways, strict=True):
         if isinstance(way, Link):
             by_position = part.ratios.reshape(way.positions, way.channels)
+            mean_square = np.mean(by_position**2, axis=0)
             links.append(way)
-            scores.append(np.sqrt(np.mean(by_position**2, axis=0)))
+            scores.append(np.sqrt(mean_square))
     masks = _largest(scores, keep) if scores else []
-    for mask, score in zip(masks, scores, strict=True):
-        mask[np.argmax(score)] = True
-    return [(link, np.flatnonzero(mask)) for link, mask in zip(links, masks, strict=True)]
+    kept = []
+    for link, mask, score in zip(links, masks, scores, strict=True):
+        best = np.argmax(score)
+        mask[best] = True
+        kept.append((link, np.flatnonzero(mask)))
+    return kept
 
 
 def _told(factors: Sequence[_Ranked], ways: Sequence[Any]) -> str:

@@ -166,7 +166,8 @@ class StochasticLayer(keras.layers.Wrapper):
             layer: one around the same layer, whose posterior gave this one's by `for_next_task`.
         """
         self.posterior.continue_from(layer.posterior)
-        self.noise_switch.assign(ops.convert_to_numpy(layer.noise_switch))
+        switch = ops.convert_to_numpy(layer.noise_switch)
+        self.noise_switch.assign(switch)
 
     def check_blocks(self, inputs: Tensor, draws: int | None) -> None:
         """Raise if it is known in advance that a batch does not divide into a block for each draw.

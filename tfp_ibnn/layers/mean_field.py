@@ -214,12 +214,17 @@ class MeanFieldLayer(StochasticLayer):
         means = self._means()
         centers = self.posterior.centers(means)
         spreads = self.posterior.spreads(means)
-        ratios = [ops.abs(center) / spread for center, spread in zip(centers, spreads, strict=True)]
-        return dict(zip(self._random, map(ops.convert_to_numpy, ratios), strict=True))
+        ratios = {}
+        for name, center, spread in zip(self._random, centers, spreads, strict=True):
+            ratio = ops.abs(center) / spread
+            ratios[name] = ops.convert_to_numpy(ratio)
+        return ratios
 
     def continue_from(self, layer: "MeanFieldLayer") -> None:
-        self.posterior.continue_from(layer.posterior, layer._means())
-        self.noise_switch.assign(ops.convert_to_numpy(layer.noise_switch))
+        means = layer._means()
+        self.posterior.continue_from(layer.posterior, means)
+        switch = ops.convert_to_numpy(layer.noise_switch)
+        self.noise_switch.assign(switch)
 
     @staticmethod
     def _sets(forward_pass: Pass, count: int | Tensor) -> int | Tensor:

@@ -190,10 +190,13 @@ class Stochastic(ConfiguredLayer, base.StochasticLayer):
         if self.posterior.is_centered:
             loc, scale = map(ops.convert_to_numpy, self.posterior.loc_and_scale())
         else:
-            draws = ops.convert_to_numpy(self.posterior.summary().z)
-            loc = draws.mean(axis=0)
-            scale = np.maximum(draws.std(axis=0), constraints.MIN_SCALE)
-        on_inputs, _ = self._split(np.abs(loc) / scale)
+            draw = self.posterior.summary()
+            z = ops.convert_to_numpy(draw.z)
+            loc = z.mean(axis=0)
+            spread = z.std(axis=0)
+            scale = np.maximum(spread, constraints.MIN_SCALE)
+        ratios = np.abs(loc) / scale
+        on_inputs, _ = self._split(ratios)
         return {"z": on_inputs}
 
     def fold(self) -> keras.layers.Layer:

@@ -330,10 +330,12 @@ class Posterior(ZTemplate, Template):
         log_scale = ops.log(scale)
         constant = self.channels * (priors.LOG_2_PI + 1) / 2
         entropy = ops.sum(log_scale, axis=-1) + constant
-        if self._given_prior is not None and not self._follows_task:
+        is_estimated = self._given_prior is not None and not self._follows_task
+        if is_estimated:
             return -entropy - self._log_prior(z), entropy
         if not self._has_plain_prior:
-            return tfd.kl_divergence(diagonal_normal(loc, scale), self.prior()), entropy
+            gaussian = diagonal_normal(loc, scale)
+            return tfd.kl_divergence(gaussian, self.prior()), entropy
         log_ratio = log_scale - log_prior_scale
         distance = (loc - self.prior_loc) * (1 / prior_scale)
         squares = distance * distance + ops.expm1(2 * log_ratio)

@@ -155,16 +155,17 @@ class MeanField(Template):
         self, means: Sequence[Tensor], scales: Sequence[Tensor]
     ) -> list[tuple[Tensor, Tensor]]:
         """Return means and scales where those of the prior are 0 and 1, as far as it has any."""
-        locs = list(means)
-        if self.prior_locs:
-            shifts = zip(means, self.prior_locs, strict=True)
-            locs = [mean - shift for mean, shift in shifts]
-        locs = [ops.cast(loc, scale.dtype) for loc, scale in zip(locs, scales, strict=True)]
-        if self.prior_scales:
-            units = [1 / ops.convert_to_tensor(unit) for unit in self.prior_scales]
-            locs = [loc * unit for loc, unit in zip(locs, units, strict=True)]
-            scales = [scale * unit for scale, unit in zip(scales, units, strict=True)]
-        return list(zip(locs, scales, strict=True))
+        pairs = []
+        for number, (loc, scale) in enumerate(zip(means, scales, strict=True)):
+            if self.prior_locs:
+                loc = loc - self.prior_locs[number]
+            loc = ops.cast(loc, scale.dtype)
+            if self.prior_scales:
+                unit = 1 / ops.convert_to_tensor(self.prior_scales[number])
+                loc = loc * unit
+                scale = scale * unit
+            pairs.append((loc, scale))
+        return pairs
 
     def for_next_task(self) -> "MeanField":
         return self.copy(prior=Earlier(), prior_scale=None, moped=None)
